@@ -7,26 +7,29 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::{command, output, root, run};
+use crate::wheel::{commit, portable_binary, target_folder};
+use crate::{command, root, run};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Builds the binary and packs it into `target/dist/packages`.
-pub(crate) fn run_all() -> Result<()> {
-    let mut commit = output(&mut command("git", &["rev-parse", "HEAD"]))?.trim().to_owned();
-    if !output(&mut command("git", &["status", "--porcelain"]))?.is_empty() {
-        commit.push_str(", changed");
-    }
-    let build = ["build", "--locked", "--profile", "dist", "--package", "fornax"];
-    run(command("cargo", &build).env("FORNAX_COMMIT", commit))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+/// Builds the binary and packs it into `target/dist/packages`. One that is portable runs on older systems, too; the other
+/// needs the glibc of this one.
+pub(crate) fn run_all(portable: bool) -> Result<()> {
+    let target = target_folder();
+    let binary = if portable {
+        portable_binary()?
+    } else {
+        let build = ["build", "--locked", "--profile", "dist", "--package", "fornax"];
+        run(command("cargo", &build).env("FORNAX_COMMIT", commit()?))?;
+        target.join("dist/fornax")
+    };
     let packages = target.join("dist/packages");
-    for made in pack(&target.join("dist/fornax"), &packages)? {
+    for made in pack(&binary, &packages)? {
         println!("{}", packages.join(made).display());
     }
     Ok(())
@@ -144,9 +147,11 @@ fn sha256(path: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::process::Command;
 
     use super::*;
+    use crate::output;
 
     /// A program in the place of the binary, packed.
     fn packed(folder: &Path) -> PathBuf {

@@ -60,11 +60,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fornax-server",
         ],
     ),
+    // It translates the facade and knows nothing else.
+    ("fornax-python", &["fornax"]),
     ("xtask", &["fornax"]),
 ];
 
-/// Where errors may be untyped, the environment read and text printed. What `fuzz` has is only ever part of a test.
-const EDGES: &[&str] = &["fornax", "fuzz", "xtask"];
+/// Where errors may be untyped, the environment read and text printed: what people and their programs start. What `fuzz`
+/// has is only ever part of a test.
+const EDGES: &[&str] = &["fornax", "fuzz", "python", "xtask"];
 
 /// Words that tie the project to one machine or one registry. Written in halves, so that this list is no offence.
 const MACHINE: &[&str] = &[

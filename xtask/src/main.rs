@@ -18,6 +18,7 @@ mod python;
 mod schema_suite;
 mod source;
 mod test;
+mod wheel;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -49,7 +50,17 @@ enum Task {
         filter: Option<String>,
     },
     /// Build the binary that is shipped, and its packages: an archive, a Debian package, their checksums
-    Dist,
+    Dist {
+        /// Link by zig against glibc 2.28, for older systems than this one
+        #[arg(long)]
+        portable: bool,
+    },
+    /// Build the Python wheel, library and binary in one, into target/wheels
+    Wheel {
+        /// For this machine alone, by the profile of the tests; otherwise for every Linux with glibc 2.28
+        #[arg(long)]
+        local: bool,
+    },
     /// Compare with llama.cpp, taking turns, and write the table into docs/performance-figures.md
     BenchPeers(bench_peers::BenchPeers),
     /// Write docs/models.md anew from the table of architectures and its tests' checkpoints
@@ -72,7 +83,9 @@ fn main() -> ExitCode {
         Task::Fixtures { all } => fixtures::run(all),
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Models => models::write(),
-        Task::Dist => dist::run_all(),
+        Task::Dist { portable } => dist::run_all(portable),
+        Task::Wheel { local: true } => wheel::build(wheel::Audience::ThisMachine).map(drop),
+        Task::Wheel { local: false } => wheel::build(wheel::Audience::Everybody).map(drop),
         Task::BenchPeers(args) => bench_peers::bench(&args),
         Task::Prove { name: Some(name), list: false } => prove::run(&name),
         Task::Prove { .. } => prove::list(),

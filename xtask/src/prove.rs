@@ -13,6 +13,9 @@ mod fuzz_cases;
 mod fuzz_format;
 mod golden;
 mod hand_over;
+mod image;
+mod llama_server;
+mod lm_eval;
 mod load;
 mod memory;
 mod neon;
@@ -21,6 +24,7 @@ mod serving;
 mod simulation;
 mod soak;
 mod templates;
+mod wheel;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -60,7 +64,7 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "clients",
-        shows: "Other people's agents, unchanged, call tools and answer through OpenAI's, Anthropic's and Ollama's APIs.",
+        shows: "Other people's clients, unchanged, call tools and answer through OpenAI's, Anthropic's and Ollama's APIs.",
         run: clients::run,
     },
     Proof {
@@ -129,6 +133,21 @@ const PROOFS: &[Proof] = &[
         run: hand_over::run,
     },
     Proof {
+        name: "image",
+        shows: "The container image is built, and its default command fetches the default model without Python, serves and drains.",
+        run: image::run,
+    },
+    Proof {
+        name: "llama-server",
+        shows: "llama.cpp's own tests of its server, run against this one: what fails is listed with its reason, and nothing else fails.",
+        run: llama_server::run,
+    },
+    Proof {
+        name: "lm-eval",
+        shows: "lm-evaluation-harness chooses as with transformers on the same weights, log-probabilities within 0.01.",
+        run: lm_eval::run,
+    },
+    Proof {
         name: "load",
         shows: "Thousands of requests from 64 clients, some of whom leave midway, cause no error and leave nothing behind.",
         run: load::run,
@@ -160,8 +179,13 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "templates",
-        shows: "A hundred chat templates that models carry render byte for byte as with transformers; calls they write are read back.",
+        shows: "A hundred chat templates that models carry render byte for byte as with transformers, and go through whole loops of tools.",
         run: templates::run,
+    },
+    Proof {
+        name: "wheel",
+        shows: "The Python wheel, installed in a clean environment, passes its tests, its types hold, and its command answers.",
+        run: wheel::run,
     },
 ];
 

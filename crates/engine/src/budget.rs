@@ -12,7 +12,8 @@ const STEP: Duration = Duration::from_millis(100);
 /// owners ask: whoever comes next waits for the step under way.
 const STEP_BESIDE: Duration = Duration::from_millis(40);
 
-/// But as many times what a step costs without any token: not more than a ninth of the time goes into that.
+/// Or this many times what a step costs without any token, if that is longer: at most an eighth of the time goes into it,
+/// unless the step would be longer than [`STEP`].
 const STEP_BESIDE_COSTS: f64 = 8.0;
 
 /// Fewer are never scheduled: a slow device would otherwise spend its time on step overhead.

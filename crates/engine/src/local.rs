@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use fornax_compute::{Backend, Batch, Error, KvGroup, Output, PageCopy, PageId, SampleRow};
-use fornax_model::Model;
+use fornax_model::{Adapter, AdapterRoom, Model};
 
 use crate::{runner::Runner, scheduler::StepLimits};
 
@@ -116,6 +116,14 @@ impl<B: Backend> Runner for Local<B> {
 
     fn adapters(&self) -> u32 {
         self.model.adapters()
+    }
+
+    fn adapter_room(&self) -> AdapterRoom {
+        self.model.adapter_room()
+    }
+
+    fn set_adapter(&mut self, place: u32, adapter: Option<&Adapter>) -> Result<(), fornax_model::Error> {
+        self.model.set_adapter(&self.backend, place, adapter)
     }
 
     fn given(&self) -> Option<usize> {

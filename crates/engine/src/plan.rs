@@ -12,7 +12,7 @@ use fornax_compute::{
     Purpose, Sizes, Usage, WeightPlace,
 };
 use fornax_format::{Checkpoint, DType, View};
-use fornax_model::{Adapter, Config, Error, Limits};
+use fornax_model::{Adapter, AdapterRoom, Config, Error, Limits};
 
 use crate::StepLimits;
 
@@ -261,6 +261,17 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             let sizes = (self.sizes)(StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 });
             let limits = Limits { tokens_max: 1, wanted_max: 1 };
             fornax_model::measure_with(self.checkpoint, config, adapters, &Counting::new(sizes), limits)?;
+        }
+        Ok(self)
+    }
+
+    /// The same with room for adapters that come while the model is loaded.
+    pub fn with_adapter_room(mut self, room: AdapterRoom) -> Result<Self, Error> {
+        if let Subject::Known(config) = &mut self.subject {
+            config.adapter_room = room;
+            if room.adapters > 0 {
+                (self.sizes)(StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 }).supports(Need::LowRank)?;
+            }
         }
         Ok(self)
     }

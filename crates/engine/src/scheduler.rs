@@ -201,6 +201,13 @@ impl Scheduler {
         step.rows
     }
 
+    /// Says where the adapters of the batch's rows lie, which requests name by number.
+    pub(crate) fn place_adapters(&mut self, place: impl Fn(u32) -> u32) {
+        for adapter in self.batch.adapters.iter_mut().flatten() {
+            *adapter = place(*adapter);
+        }
+    }
+
     /// The batch that was put together last.
     pub(crate) fn batch(&self) -> &Batch {
         &self.batch
@@ -558,6 +565,11 @@ impl Scheduler {
     /// All sequences that have not had their last event.
     pub(crate) fn live(&self) -> impl Iterator<Item = &Sequence> {
         self.sequences.values().filter(|sequence| !sequence.has_ended())
+    }
+
+    /// Those that have not ended, and those that wait for their last step.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Sequence> {
+        self.sequences.values()
     }
 
     /// Sequences in the books, those included that wait for their last step.

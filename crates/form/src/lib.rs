@@ -8,6 +8,7 @@
 mod compiler;
 mod form;
 mod formats;
+mod gbnf;
 mod guide;
 mod judge;
 mod meeting;

@@ -120,7 +120,11 @@ impl HuggingFace {
         for Dense { folder, .. } in &dense {
             weights.add(&directory.join(folder).join(SINGLE), &format!("{folder}."))?;
         }
-        if let Some(quantization) = Quantization::of(&config).map_err(|error| error.at(directory))? {
+        let quantization = match Quantization::of(&config).map_err(|error| error.at(directory))? {
+            Some(quantization) => Some(quantization),
+            None => Quantization::beside(directory)?,
+        };
+        if let Some(quantization) = quantization {
             weights.read_as(quantization).map_err(|error| error.at(directory))?;
         }
         let directory = directory.to_path_buf();

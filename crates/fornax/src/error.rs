@@ -17,6 +17,9 @@ pub enum Error {
     /// The tokenizer or the chat template.
     #[error(transparent)]
     Text(#[from] fornax_text::Error),
+    /// An adapter that cannot be loaded now.
+    #[error(transparent)]
+    Adapter(#[from] fornax_engine::AdapterRefusal),
     /// The device.
     #[error(transparent)]
     Compute(#[from] fornax_compute::Error),
@@ -185,6 +188,7 @@ impl Error {
             Error::Format(error) => format_code(error),
             Error::Model(error) => model_code(error),
             Error::Text(error) => text_code(error),
+            Error::Adapter(refusal) => adapter_code(refusal),
             Error::Compute(error) => compute_code(error),
             Error::Private(error) => private_code(error),
             Error::DoesNotFit { .. } => Code::ModelDoesNotFit,
@@ -281,6 +285,16 @@ fn model_code(error: &fornax_model::Error) -> Code {
         | Fault::TensorValue { .. } => Code::ModelCorrupt,
         Fault::Format(error) => format_code(error),
         Fault::Compute(error) => compute_code(error),
+    }
+}
+
+fn adapter_code(refusal: &fornax_engine::AdapterRefusal) -> Code {
+    use fornax_engine::AdapterRefusal as Fault;
+    match refusal {
+        Fault::Full { .. } | Fault::Leaving { .. } => Code::WrongState,
+        Fault::Unfit(error) => model_code(error),
+        Fault::Failed(failure) => failure.code(),
+        Fault::Engine(refusal) => refusal.code(),
     }
 }
 

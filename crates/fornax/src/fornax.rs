@@ -13,7 +13,8 @@ use fornax_engine::{
     Clock, Engine, EngineOptions, Grammar, Handle, Plan, QueueLimits, Refusal, Runner, Speculation, Stats,
 };
 use fornax_form::{Form, Grammars};
-use fornax_model::Config;
+use fornax_format::AdapterFiles;
+use fornax_model::{Adapter, Config};
 use fornax_text::{StopStrings, Tokenizer};
 
 use crate::answer::{Answer, Part, failed};
@@ -37,7 +38,8 @@ struct Shared {
     threads: usize,
     device: String,
     kind: Device,
-    /// What the allocator counted when everything was loaded; nothing is allocated afterwards.
+    /// What the allocator counted when everything was loaded; nothing but adapters is allocated afterwards, in the room that
+    /// was planned for them.
     usage: Usage,
     /// Made when the first form is asked for: the trie of a large vocabulary takes a moment and megabytes.
     grammars: OnceLock<Result<Arc<Grammars>, fornax_form::FormError>>,
@@ -199,6 +201,19 @@ impl Fornax {
     pub fn handle(&self) -> &Handle {
         let (handle, _) = self.shared.engine.as_ref().expect("taken only when dropped");
         handle
+    }
+
+    /// Loads a low-rank adapter from a folder as PEFT writes it, while the model runs, into the room that was planned for
+    /// it ([`OpenOptions::adapter_room`](crate::OpenOptions::adapter_room)). Returns the number by which requests of the
+    /// engine's own kind name it. Messages call it `name`.
+    pub fn load_adapter(&self, name: &str, folder: &Path) -> Result<u32, Error> {
+        let adapter = Adapter::new(name, AdapterFiles::open(folder)?)?;
+        Ok(self.handle().load_adapter(adapter)?)
+    }
+
+    /// Lets no request name this adapter any more; `false` where there is none of this number. Those under way keep it.
+    pub fn unload_adapter(&self, number: u32) -> bool {
+        self.handle().unload_adapter(number)
     }
 
     /// Compiles forms for this model's vocabulary.

@@ -8,7 +8,7 @@ use fornax_compute::cpu::Activations;
 use fornax_compute::{KvDType, Pooling, Purpose};
 use fornax_engine::{Change, Plan, Remedy};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
-use fornax_model::{Adapter, Config, Limits};
+use fornax_model::{Adapter, AdapterRoom, Config, Limits};
 
 use crate::device::{Held, Place, Setup, Wish};
 use crate::private::Private;
@@ -35,7 +35,11 @@ pub struct OpenOptions {
     pooling: Option<Pooling>,
     /// Names and folders.
     adapters: Vec<(String, PathBuf)>,
+    adapter_room: AdapterRoom,
 }
+
+/// What [`OpenOptions::quantize`] can bring matrices into, by the names that people have for it.
+pub const QUANTS: [(&str, DType); 3] = [("q8_0", DType::Q8_0), ("fp8", DType::MXFP8), ("q4_k", DType::Q4_K)];
 
 /// Rows of logits beyond one for each request: for drafts that are verified and prompts that are scored. They take 10
 /// MB for a vocabulary of 150,000.
@@ -71,6 +75,7 @@ impl OpenOptions {
             quantize: None,
             pooling: None,
             adapters: Vec::new(),
+            adapter_room: AdapterRoom::default(),
         }
     }
 
@@ -210,6 +215,13 @@ impl OpenOptions {
         self
     }
 
+    /// Plans room for so many adapters, of at most this rank, that come while the model is loaded
+    /// ([`Fornax::load_adapter`]). An encoder has none.
+    pub fn adapter_room(mut self, adapters: usize, rank: usize) -> OpenOptions {
+        self.adapter_room = AdapterRoom { adapters, rank };
+        self
+    }
+
     /// Reads, plans and loads the model.
     pub fn open(self) -> Result<Fornax, Error> {
         self.open_with(&mut |_| {})
@@ -293,6 +305,7 @@ impl Unloaded {
             vocabulary: vocabulary_tokens(&self.checkpoint),
             limit_bytes: memory_limit.unwrap_or(u64::MAX),
             returning,
+            adapter_room: options.adapter_room,
         };
         self.place.plan((&self.checkpoint, &self.adapters), &wish)
     }
@@ -309,6 +322,7 @@ impl Unloaded {
         if let Some(pooling) = self.options.pooling {
             config.pool_by(pooling)?;
         }
+        config.adapter_room = self.options.adapter_room;
         // A plan waits for the device, and a tokenizer takes as long to read.
         let (planned, text) = thread::scope(|scope| {
             let (checkpoint, template) = (&self.checkpoint, self.options.chat_template.as_deref());
@@ -453,7 +467,7 @@ mod tests {
                     runtime_bytes: 0,
                     limit_bytes,
                 };
-                let plan = planned(&cuda, (&checkpoint, &[]), &ask).unwrap().plan;
+                let plan = planned(&cuda, (&checkpoint, &[]), AdapterRoom::default(), &ask).unwrap().plan;
                 let taken = cuda.sizes(plan.step).kv_bytes(&plan.kv);
                 assert_eq!(plan.usage().bytes(Purpose::Kv), taken, "{kv_dtype}, {context} tokens");
                 assert_eq!(taken % 256, 0);
@@ -477,9 +491,9 @@ mod tests {
         };
         for kv_dtype in KvDType::ALL {
             let ask = ask(kv_dtype);
-            let cpu = planned(&CpuArm::new(&options.setup), (&checkpoint, &[]), &ask);
+            let cpu = planned(&CpuArm::new(&options.setup), (&checkpoint, &[]), AdapterRoom::default(), &ask);
             assert_eq!(cpu.unwrap().plan.kv.dtype, kv_dtype);
-            let cuda = planned(&CudaArm::new(0, &options.setup), (&checkpoint, &[]), &ask);
+            let cuda = planned(&CudaArm::new(0, &options.setup), (&checkpoint, &[]), AdapterRoom::default(), &ask);
             if kv_dtype != KvDType::Q8_0 {
                 assert_eq!(cuda.unwrap().plan.kv.dtype, kv_dtype);
                 continue;

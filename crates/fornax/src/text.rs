@@ -85,6 +85,12 @@ impl Text {
         Ok(tokens)
     }
 
+    /// The tokens of a text by itself: nothing is added, and what it says never becomes control tokens.
+    pub fn tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
+        Ok(tokenizer.encode(text, Special::AsText)?)
+    }
+
     /// As conversations know it.
     pub(crate) fn model(&self) -> Result<Model<'_>, Error> {
         let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;

@@ -79,6 +79,17 @@ pub struct Config {
     pub ranks: bool,
     /// What the first of two dense layers behind an encoder's pooled vector makes; 0 where there are none.
     pub dense: usize,
+    /// Room for adapters that come while the model is loaded. No file says so: it is none until somebody asks for it.
+    pub adapter_room: AdapterRoom,
+}
+
+/// How many adapters may come while a model is loaded, and how large they may be: so much memory is planned for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterRoom {
+    /// Adapters at once.
+    pub adapters: usize,
+    /// The largest rank of one.
+    pub rank: usize,
 }
 
 /// Embeddings that layers have of their own: one table, a row of which is what all layers read of a token.
@@ -195,6 +206,7 @@ impl Config {
             pooling: pooling(&source, checkpoint, facts)?,
             ranks: ranks(&source, checkpoint, facts)?,
             dense: dense(&source, checkpoint, facts, hidden)?,
+            adapter_room: AdapterRoom::default(),
         })
     }
 

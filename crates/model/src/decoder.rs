@@ -3,17 +3,18 @@
 
 use fornax_compute::{Backend, Error, Heads, Memory, Norm, Pointwise, Purpose, Role, Rope, Rows};
 
+use crate::adapter::Later;
 use crate::attention::Attention;
 use crate::conv::Convolution;
 use crate::delta::DeltaNet;
 use crate::experts::{ExpertActivations, Experts};
 use crate::layer_inputs::{Input, InputRoom, Table};
-use crate::loader::Loader;
+use crate::loader::{Changes, Loader};
 use crate::mlp::Mlp;
 use crate::names::Tensor;
 use crate::recurrent::StateRoom;
 use crate::scan::Scan;
-use crate::{Limits, Mixer, Model, Rotary};
+use crate::{Adapter, AdapterRoom, Limits, Mixer, Model, Rotary, no_room};
 
 /// Weights and activations.
 pub(crate) struct Decoder<M: Memory> {
@@ -22,6 +23,7 @@ pub(crate) struct Decoder<M: Memory> {
     layers: Vec<Layer<M>>,
     exit: Option<Exit<M>>,
     adapters: u32,
+    later: Option<Later>,
     activations: Activations<M>,
 }
 
@@ -62,9 +64,9 @@ impl<M: Memory> Decoder<M> {
         let exit = if stage.heads { Some(Exit::load(loader)?) } else { None };
         let layers =
             stage.layers.clone().map(|layer| Layer::load(loader, layer)).collect::<Result<_, _>>()?;
-        let adapters = loader.adapters();
+        let (adapters, later) = (loader.adapters(), loader.later());
         let activations = Activations::alloc(loader, limits)?;
-        Ok(Decoder { rotation, entry, layers, exit, adapters, activations })
+        Ok(Decoder { rotation, entry, layers, exit, adapters, later, activations })
     }
 }
 
@@ -159,6 +161,56 @@ impl<B: Backend> Model<B> for Decoder<B> {
 
     fn adapters(&self) -> u32 {
         self.adapters
+    }
+
+    fn adapter_room(&self) -> AdapterRoom {
+        self.later.as_ref().map_or_else(AdapterRoom::default, |later| later.config.adapter_room)
+    }
+
+    fn set_adapter(
+        &mut self,
+        backend: &B,
+        place: u32,
+        adapter: Option<&Adapter>,
+    ) -> Result<(), crate::Error> {
+        let Some(later) = &self.later else { return Err(no_room(adapter)) };
+        let (first, room) = (self.adapters as usize, later.config.adapter_room.adapters);
+        let place = place as usize;
+        assert!((first..first + room).contains(&place), "place {place} is for adapters that come later");
+        if let Some(adapter) = adapter {
+            later.check(adapter)?;
+        }
+        let changes: Vec<_> = self.layers.iter_mut().flat_map(Layer::changes).collect();
+        // All of it before any is put in, so that what fails changes nothing.
+        let made = changes.iter().map(|changes| match adapter {
+            Some(adapter) => changes.of(&later.config, backend, adapter),
+            None => Ok(Vec::new()),
+        });
+        let made = made.collect::<Result<Vec<_>, _>>()?;
+        changes.into_iter().zip(made).for_each(|(changes, made)| changes.put(place, made));
+        Ok(())
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    /// What adapters change of it.
+    fn changes(&mut self) -> Vec<&mut Changes<B>> {
+        let mut changes = Vec::new();
+        match &mut self.mixer {
+            LayerMixer::Attention(attention, _) => changes.extend(attention.changes()),
+            LayerMixer::Delta(delta) => changes.extend(delta.changes()),
+            LayerMixer::Conv(conv) => changes.extend(conv.changes()),
+            LayerMixer::Scan(scan) => changes.push(scan.changes()),
+            LayerMixer::Beside(scan, attention, _) => {
+                changes.push(scan.changes());
+                changes.extend(attention.changes());
+            }
+            LayerMixer::None => {}
+        }
+        if let FeedForward::Dense(mlp) = &mut self.feed_forward {
+            changes.extend(mlp.changes());
+        }
+        changes
     }
 }
 

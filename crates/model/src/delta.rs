@@ -78,6 +78,11 @@ impl<M: Memory> DeltaNet<M> {
 }
 
 impl<B: Backend> DeltaNet<B> {
+    /// What adapters change of it.
+    pub(crate) fn changes(&mut self) -> [&mut Changes<B>; 2] {
+        [&mut self.mixed_changes, &mut self.output_changes]
+    }
+
     /// `residual` += what the matrices say of it.
     pub(crate) fn forward(
         &self,

@@ -86,6 +86,11 @@ impl<M: Memory> Scan<M> {
 }
 
 impl<B: Backend> Scan<B> {
+    /// What adapters change of it.
+    pub(crate) fn changes(&mut self) -> &mut Changes<B> {
+        &mut self.output_changes
+    }
+
     /// `residual` += what the matrices say of it.
     pub(crate) fn forward(
         &self,

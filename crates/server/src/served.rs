@@ -10,6 +10,8 @@ use serde_json::Value;
 use tokio::sync::watch;
 use utoipa::ToSchema;
 
+use crate::app::Failed;
+
 /// Everything that routes need of a model. Made by the binary, which alone knows files and backends.
 pub struct Served {
     /// The way into the engine. Dropping the last one drains and stops it.
@@ -32,9 +34,15 @@ pub struct Served {
     pub load_seconds: f64,
     /// Bytes that it takes of what all models together may.
     pub planned_bytes: u64,
+    /// Loads an adapter beside it while it runs; `None` where the operator has not allowed that.
+    pub load_adapter: Option<LoadAdapter>,
     /// What holds its memory.
     pub keeper: Keeper,
 }
+
+/// Loads an adapter under a name, from where a client says that it lies, if it may come from there. Returns the number that
+/// the engine knows it by. May block.
+pub type LoadAdapter = Box<dyn Fn(&str, &str) -> Result<u32, Failed> + Send + Sync>;
 
 /// What holds a model's memory. Dropped, it frees it on a thread of its own (an engine ends its last step first, and
 /// gigabytes take a moment), and says when that is done.

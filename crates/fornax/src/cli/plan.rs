@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 use clap::Args;
+use fornax::machine;
 use fornax::{Change, Code, Memory, Planned};
 use fornax_compute::{Purpose, Usage};
 use serde::Serialize;
@@ -14,7 +15,7 @@ use super::args::{JsonArg, ModelArg, byte_size};
 use super::device::CapacityArgs;
 use super::failure::Failure;
 use super::output::binary;
-use super::{card, device, locate, machine, output};
+use super::{card, device, locate, output};
 
 /// Say what a model will take in memory, and whether it fits
 ///

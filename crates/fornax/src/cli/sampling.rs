@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, Parser};
 use fornax::{Error, Form, Mirostat, Prompt, Request, Sampling, Text};
-use fornax_text::Special;
 
 use super::args::{positive, token_id};
 use super::failure::Failure;
@@ -125,7 +124,7 @@ struct FormArgs {
     /// A match of this regular expression, from its first character to its last
     #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
     regex: Option<String>,
-    /// A sentence of the grammar in this file, in Lark syntax
+    /// A sentence of the grammar in this file, in Lark's syntax or llama.cpp's (GBNF)
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
     /// Exactly one of these texts; give it several times
@@ -264,23 +263,18 @@ impl SamplingArgs {
         let given = self.dry_sequence_breaker.iter().map(String::as_str);
         let texts: Vec<&str> =
             if self.dry_sequence_breaker.is_empty() { BREAKERS.to_vec() } else { given.collect() };
-        texts.into_iter().map(|breaker| tokens(text, breaker)).collect()
+        texts.into_iter().map(|breaker| text.tokens(breaker)).collect()
     }
 
     /// A word is forbidden at the beginning of a text and behind a space, which are different tokens.
     fn bad_words(&self, text: &Text) -> Result<Vec<Vec<u32>>, Error> {
         let mut words: Vec<Vec<u32>> = self.banned_tokens.iter().map(|&token| vec![token]).collect();
         for word in &self.bad_word {
-            words.push(tokens(text, word)?);
-            words.push(tokens(text, &format!(" {word}"))?);
+            words.push(text.tokens(word)?);
+            words.push(text.tokens(&format!(" {word}"))?);
         }
         Ok(words)
     }
-}
-
-fn tokens(text: &Text, of: &str) -> Result<Vec<u32>, Error> {
-    let tokenizer = text.tokenizer().ok_or(Error::NoTokenizer)?;
-    Ok(tokenizer.encode(of, Special::AsText)?)
 }
 
 /// Parses a number whose range is that of the parameter that `set` sets: [`Sampling::check`] says which, alone in a

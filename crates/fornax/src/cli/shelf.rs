@@ -3,12 +3,13 @@
 use std::io::{self, Write};
 
 use fornax::hub::shelf::{self, Known};
+use fornax::machine;
 use fornax::units::{binary, bytes};
 use fornax::{Device, hub};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{device, locate, machine, output, speed};
+use super::{device, locate, output, speed};
 
 /// What a machine can do with a model.
 #[derive(Debug, Serialize)]

@@ -24,7 +24,7 @@ pub(crate) fn bytes_per_second(device: Device) -> Option<f64> {
 }
 
 fn memory() -> f64 {
-    let threads = super::machine::cores().unwrap_or(1);
+    let threads = fornax::machine::cores().unwrap_or(1);
     let data = vec![1_u64; BYTES / size_of::<u64>()];
     let share = data.len().div_ceil(threads);
     let mut best: f64 = 0.0;

@@ -3,7 +3,7 @@
 use fornax_compute::{Backend, Batch, Counting, KvDType, Memory as _, Sizes, Usage};
 use fornax_engine::{Ask, Local, LocalParts, Plan, Planner, Runner, StepLimits};
 use fornax_format::Checkpoint;
-use fornax_model::{Adapter, Config, Limits, Model};
+use fornax_model::{Adapter, AdapterRoom, Config, Limits, Model};
 
 use super::Device;
 use crate::Error;
@@ -79,6 +79,8 @@ pub(crate) struct Wish {
     pub(crate) limit_bytes: u64,
     /// Bytes of the device that others will have given back.
     pub(crate) returning: u64,
+    /// Room for adapters that come while the model is loaded.
+    pub(crate) adapter_room: AdapterRoom,
 }
 
 /// An [`Arm`] whose backend nobody needs to know.
@@ -145,7 +147,7 @@ impl<A: Arm> Place for A {
             runtime_bytes: self.runtime_bytes(wish.vocabulary),
             limit_bytes: wish.limit_bytes.min(free),
         };
-        planned(self, model, &ask)
+        planned(self, model, wish.adapter_room, &ask)
     }
 
     fn refuse(&self, checkpoint: &Checkpoint, config: &Config, step: StepLimits) -> Result<(), Error> {
@@ -188,9 +190,11 @@ impl<A: Arm> Place for A {
 pub(crate) fn planned<A: Arm>(
     arm: &A,
     (checkpoint, adapters): (&Checkpoint, &[Adapter]),
+    room: AdapterRoom,
     ask: &Ask,
 ) -> Result<Planned, Error> {
-    let planner = Planner::new(checkpoint, |step| arm.sizes(step))?.with_adapters(adapters)?;
+    let planner = Planner::new(checkpoint, |step| arm.sizes(step))?.with_adapter_room(room)?;
+    let planner = planner.with_adapters(adapters)?;
     let plan = planner.plan(ask)?;
     if plan.context > plan.context_trained {
         return Err(Error::ContextTooLong { asked: plan.context, trained: plan.context_trained });

@@ -2,6 +2,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use fornax_code::Code;
+
 use crate::units;
 
 /// Why a model of the hub could not be had. Each message is one line and says what to do.
@@ -230,6 +232,39 @@ pub enum HubError {
         /// Why.
         reason: io::Error,
     },
+}
+
+impl HubError {
+    /// What programs know this error by.
+    pub fn code(&self) -> Code {
+        match self {
+            HubError::Reference { .. } | HubError::Endpoint { .. } | HubError::Token { .. } => {
+                Code::InvalidInput
+            }
+            HubError::NoRepository { .. }
+            | HubError::NoRevision { .. }
+            | HubError::NoFile { .. }
+            | HubError::NoQuant { .. }
+            | HubError::Several { .. }
+            | HubError::Offline { .. } => Code::ModelNotFound,
+            HubError::Shards { .. }
+            | HubError::UnsafeName { .. }
+            | HubError::WrongChecksum { .. }
+            | HubError::TooLong { .. } => Code::ModelCorrupt,
+            HubError::NothingToLoad { .. } => Code::ModelUnsupported,
+            HubError::DiskFull { .. } => Code::DiskFull,
+            HubError::Stopped { .. } => Code::Cancelled,
+            // The model exists and could not be had now.
+            HubError::NoCacheDir
+            | HubError::Unauthorized { .. }
+            | HubError::RateLimited { .. }
+            | HubError::Unreachable { .. }
+            | HubError::Status { .. }
+            | HubError::Protocol { .. }
+            | HubError::Unwritable { .. }
+            | HubError::Unreadable { .. } => Code::ModelNotReady,
+        }
+    }
 }
 
 /// Enough to choose from; a repository may hold hundreds.

@@ -15,6 +15,8 @@ mod choice;
 mod download;
 mod error;
 mod headers;
+pub mod name;
+pub mod nearest;
 mod pinned;
 mod reference;
 mod remote;
@@ -32,6 +34,7 @@ pub use cache::Local;
 use choice::{Entry, Undecided};
 use download::Transfer;
 pub use error::HubError;
+pub use name::{Name, NameError};
 pub use reference::{Reference, Want};
 use remote::{Identity, Remote, Repository};
 

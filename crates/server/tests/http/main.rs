@@ -23,6 +23,7 @@ mod ollama;
 mod params;
 mod pressure;
 mod responses;
+mod templates;
 mod tenants;
 mod tools;
 mod traces;

@@ -324,6 +324,7 @@ pub(crate) fn served(engine: Handle, template: &str, card: ModelCard, keeper: Ke
         plan: json!({"fits": true}),
         load_seconds: 0.25,
         planned_bytes: 1024,
+        load_adapter: None,
         keeper,
     }
 }

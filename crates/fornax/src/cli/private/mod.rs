@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 
 use clap::Parser;
+use fornax::machine;
 use fornax::{Code, Completion, Error, Fornax, OpenOptions, Request, RingOptions};
 use fornax_private::audit::audit;
 use fornax_private::frame::Party;
@@ -19,7 +20,7 @@ use crate::cli::args::{Cli, Command};
 use crate::cli::device::DeviceArgs;
 use crate::cli::failure::Failure;
 use crate::cli::interrupt::Interrupt;
-use crate::cli::{device, generate, locate, machine, output, run, serve};
+use crate::cli::{device, generate, locate, output, run, serve};
 pub(crate) use args::Private;
 use args::{
     PartyArgs, PartyHow, PrivateAudit, PrivateBench, PrivateChat, PrivateGenerate, PrivateInfo, PrivateProxy,

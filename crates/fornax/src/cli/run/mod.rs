@@ -14,6 +14,7 @@ use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::Path;
 
 use anyhow::Context;
+use fornax::hub::{Name, nearest};
 use fornax::{Error, Fornax, OpenOptions, catalog};
 
 use self::chat::{Answered, Chat};
@@ -22,8 +23,8 @@ use self::editor::{Editor, Typed, is_open, unfolded};
 use self::screen::{Style, printable};
 use super::failure;
 use super::interrupt::Interrupt;
-use super::locate::{self, Alone, Reference};
-use super::{choose, device, nearest, output, plan};
+use super::locate::{self, Alone};
+use super::{choose, device, output, plan};
 pub(crate) use args::Run;
 
 /// Most bytes that are read from a pipe as one message: more is no question.
@@ -74,11 +75,11 @@ pub(crate) fn run_with(args: &Run, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -
 /// Which positional is what.
 fn positionals(args: &Run) -> Result<(Option<&str>, Option<&str>), failure::Failure> {
     match (args.model.as_deref(), args.prompt.as_deref()) {
-        (Some(only), None) => match Reference::parse(only).alone() {
+        (Some(only), None) => match Alone::of(&Name::parse(only)) {
             Alone::Model => Ok((Some(only), None)),
             Alone::Prompt => Ok((None, Some(only))),
             Alone::Unknown => {
-                let nearest = nearest::words(only);
+                let nearest = nearest::words(only, locate::hub().ok().as_ref());
                 let example = format!("fornax run {} {only:?}", catalog::DEFAULT);
                 Err(failure::Failure::usage(format!(
                     "no model is called {only:?}{nearest}; see `fornax list --available`, or ask a single word with its model: {example}"

@@ -3,17 +3,17 @@
 use std::fs;
 
 /// The processor as it names itself.
-pub(crate) fn processor() -> Option<String> {
+pub fn processor() -> Option<String> {
     field(&fs::read_to_string("/proc/cpuinfo").ok()?, "model name").map(str::to_owned)
 }
 
 /// Threads that this process may run at once.
-pub(crate) fn cores() -> Option<usize> {
+pub fn cores() -> Option<usize> {
     std::thread::available_parallelism().ok().map(|cores| cores.get())
 }
 
 /// Bytes of memory that this process could still get: what the machine has available, or the container's limit.
-pub(crate) fn memory_available() -> Option<u64> {
+pub fn memory_available() -> Option<u64> {
     let machine = kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")?;
     let read =
         |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
@@ -32,24 +32,24 @@ fn cached_bytes(stat: &str) -> u64 {
 }
 
 /// Bytes of memory in the machine.
-pub(crate) fn memory_total() -> Option<u64> {
+pub fn memory_total() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
 }
 
 /// The most bytes of memory that this process has held so far.
-pub(crate) fn peak_bytes() -> Option<u64> {
+pub fn peak_bytes() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
 }
 
 /// Bytes of memory that are this process's own: what is mapped from files can be taken back at any time.
-pub(crate) fn own_bytes() -> Option<u64> {
+pub fn own_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let shared = kilobytes(&status, "RssShmem").unwrap_or(0);
     kilobytes(&status, "RssAnon").map(|own| own + shared)
 }
 
 /// Seconds of processor time that this process has taken, with all its threads.
-pub(crate) fn cpu_seconds() -> Option<f64> {
+pub fn cpu_seconds() -> Option<f64> {
     /// What the kernel counts in, whatever its own clock.
     const TICKS_PER_SECOND: f64 = 100.0;
     let stat = fs::read_to_string("/proc/self/stat").ok()?;

@@ -1,8 +1,6 @@
 //! The names nearest to one that is not known.
 
-use fornax::{catalog, hub::shelf};
-
-use super::locate;
+use super::{Hub, catalog, shelf};
 
 /// From this similarity on a name may be what was meant; names that share nothing have less.
 const NEAR: f64 = 0.78;
@@ -10,14 +8,14 @@ const NEAR: f64 = 0.78;
 /// Names that are told.
 const TOLD: usize = 3;
 
-/// `; nearest: qwen3-4b, qwen3-8b`, or nothing.
-pub(crate) fn words(name: &str) -> String {
+/// `; nearest: qwen3-4b, qwen3-8b`, or nothing. What `hub` has on disk is known, too.
+pub fn words(name: &str, hub: Option<&Hub>) -> String {
     let catalog =
         catalog::offers().flat_map(|entry| std::iter::once(entry.name).chain(entry.aliases.iter().copied()));
     let shelf = shelf::KNOWN
         .iter()
         .flat_map(|known| std::iter::once(known.name).chain(known.aliases.iter().copied()));
-    let on_disk = locate::hub().map(|hub| hub.locals()).unwrap_or_default();
+    let on_disk = hub.map(Hub::locals).unwrap_or_default();
     let on_disk = on_disk.into_iter().map(|(reference, _)| reference.to_string());
     let names: Vec<String> = catalog.chain(shelf).map(str::to_owned).chain(on_disk).collect();
     match nearest(name, &names) {
