@@ -369,10 +369,12 @@ impl Params {
             },
             ..Request::new(wanted.prompt, max_tokens, sampling)
         };
-        let stops = self.stops()?;
-        // A body may ask many questions with one long text: the first that does not fit ends it, before there are more.
-        request.check(&capacity)?;
-        Ok(Ask { stops, starts_text: wanted.starts_text, reading: wanted.reading, ..Ask::new(request) })
+        Ok(Ask {
+            stops: self.stops()?,
+            starts_text: wanted.starts_text,
+            reading: wanted.reading,
+            ..Ask::new(request)
+        })
     }
 
     /// The stop strings, by their index.
