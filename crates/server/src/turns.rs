@@ -29,7 +29,7 @@ const LITTLE: f64 = 0.25;
 const NOTHING: f64 = 0.01;
 
 /// A turn that goes on for so long is no short one. Far more than an ordinary request takes.
-pub(crate) const SHORT: Duration = Duration::from_millis(100);
+const SHORT: Duration = Duration::from_millis(100);
 
 /// Owners remembered before those are forgotten who have prepared nothing lately.
 const OWNERS_KEPT: usize = 256;
@@ -58,7 +58,7 @@ pub(crate) struct Turn {
     much: bool,
     /// Whether it has been moved, if it can be.
     is_long: AtomicBool,
-    share: Mutex<Option<Share>>,
+    share: Mutex<Share>,
 }
 
 impl Turns {
@@ -88,7 +88,7 @@ impl Turns {
             began,
             much,
             is_long: AtomicBool::new(much || tenant.is_none()),
-            share: Mutex::new(Some(share)),
+            share: Mutex::new(share),
         }
     }
 
@@ -126,7 +126,7 @@ impl Turn {
             return None;
         }
         if let Some(share) = self.turns.much.try_take(&self.tenant, 1) {
-            *self.share.lock().unwrap_or_else(PoisonError::into_inner) = Some(share);
+            *self.share.lock().unwrap_or_else(PoisonError::into_inner) = share;
         }
         Some(NICE_LONG)
     }
