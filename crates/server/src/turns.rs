@@ -254,7 +254,8 @@ mod tests {
         assert!(take("e").is_none());
         drop(long);
         drop(short);
-        assert!(take("e").is_some() && turns.uses().0.values().all(|used| used.held == 0));
+        drop(take("e").unwrap());
+        assert!(turns.uses().0.values().all(|used| used.held == 0));
         // An only owner is as nice as it always was, and has all turns of one kind.
         let all: Vec<Turn> = (0..3).map_while(|_| now(pin!(turns.take(&None)))).collect();
         assert_eq!((all.len(), all[0].nice()), (2, NICE_LONG));
