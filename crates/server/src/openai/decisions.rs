@@ -199,6 +199,8 @@ impl DecisionBody {
                 names: &NAMES,
             };
             let mut ask = chat.ask(served)?;
+            // What is asked about stands in each: where it does not fit, there need not be all of them first.
+            ask.request.check(&served.engine.capacity())?;
             // What is read is a token, whatever it would say.
             (ask.reading, ask.tells_tokens) = (None, true);
             let mut told = Vec::new();

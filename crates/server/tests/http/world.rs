@@ -80,6 +80,8 @@ pub(crate) struct Setup {
     pub(crate) loads_adapters: bool,
     /// What looks at pictures, if anything does: their rows have one value.
     pub(crate) sight: Option<Arc<dyn Sight>>,
+    /// Whether it reads two texts together and answers nothing.
+    pub(crate) pairs: bool,
 }
 
 impl Default for Setup {
@@ -99,6 +101,7 @@ impl Default for Setup {
             fills: false,
             loads_adapters: false,
             sight: None,
+            pairs: false,
         }
     }
 }
@@ -144,6 +147,7 @@ impl World {
             fills,
             loads_adapters,
             sight,
+            pairs,
         } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let began = Instant::now();
@@ -158,6 +162,7 @@ impl World {
             asked: Arc::clone(&asked),
             vocab: VOCAB + if fills { 3 } else { 0 },
             given: sight.as_ref().map(|_| 1),
+            pairs,
             ..Script::new(script)
         };
         // A page of its own for each 32 tokens of the longest request, and the one that nobody reads.
@@ -409,6 +414,7 @@ pub(crate) struct Script {
     asked: Arc<Mutex<Option<Asked>>>,
     vocab: u32,
     given: Option<usize>,
+    pairs: bool,
 }
 
 impl Script {
@@ -424,6 +430,7 @@ impl Script {
             asked: Arc::default(),
             vocab: VOCAB,
             given: None,
+            pairs: false,
         }
     }
 
@@ -521,5 +528,13 @@ impl Runner for Script {
 
     fn given(&self) -> Option<usize> {
         self.given
+    }
+
+    fn encodes(&self) -> bool {
+        self.pairs
+    }
+
+    fn pairs(&self) -> Option<u32> {
+        self.pairs.then_some(0)
     }
 }
