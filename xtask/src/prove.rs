@@ -15,7 +15,6 @@ mod fuzz_format;
 mod golden;
 mod hand_over;
 mod image;
-mod llama_server;
 mod lm_eval;
 mod load;
 mod memory;
@@ -142,11 +141,6 @@ const PROOFS: &[Proof] = &[
         name: "image",
         shows: "The container image is built, and its default command fetches the default model without Python, serves and drains.",
         run: image::run,
-    },
-    Proof {
-        name: "llama-server",
-        shows: "llama.cpp's own tests of its server, run against this one: what fails is listed with its reason, and nothing else fails.",
-        run: llama_server::run,
     },
     Proof {
         name: "lm-eval",

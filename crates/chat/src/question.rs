@@ -11,7 +11,8 @@ use crate::sight::{self, Shown, Sight};
 use crate::{Content, Conversation, Error, Fault, Place, Reading, Role, Thinking, Tools, thinking};
 
 /// What some templates want otherwise; each says whether there was anything to change.
-const CHANGES: [fn(&mut Chat) -> bool; 3] = [describe_tools, join_instructions, write_arguments];
+const CHANGES: [fn(&mut Chat) -> bool; 4] =
+    [describe_tools, join_instructions, write_arguments, number_calls];
 
 /// What is asked of a model in a conversation.
 #[derive(Clone, Debug, Default)]
@@ -206,9 +207,12 @@ impl Settled<'_> {
             Err(failed @ (TemplateFailed { .. } | TemplateRefused { .. })) => failed,
             other => return other,
         };
-        for changes in [&[0][..], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &[0, 1, 2]] {
+        let mut sets: Vec<u32> = (1..1 << CHANGES.len()).collect();
+        sets.sort_by_key(|set| set.count_ones());
+        for set in sets {
             let mut changed = chat.clone();
-            if changes.iter().all(|&change| CHANGES[change](&mut changed))
+            let mut changes = (0..CHANGES.len()).filter(|change| set >> change & 1 == 1);
+            if changes.all(|change| CHANGES[change](&mut changed))
                 && let Ok(prompt) = self.template.render(&changed, self.model.tokenizer)
             {
                 return Ok(prompt);
@@ -338,4 +342,38 @@ fn write_arguments(chat: &mut Chat) -> bool {
         changed = true;
     }
     changed
+}
+
+/// Some templates take ids of nine letters and digits alone (Mistral's), or fail on calls that have none, as those of Ollama's
+/// API. The ids follow from the order of the calls, so that a conversation that goes on begins with the same text. A result
+/// without an id belongs to the first call of its tool that has none yet.
+fn number_calls(chat: &mut Chat) -> bool {
+    struct Open {
+        id: Value,
+        tool: Value,
+        number: String,
+        answered: bool,
+    }
+    let mut calls: Vec<Open> = Vec::new();
+    for message in &mut chat.messages {
+        for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            let number = format!("call{:05}", calls.len());
+            let (id, tool) = (call["id"].take(), call["function"]["name"].clone());
+            call["id"] = json!(number);
+            calls.push(Open { id, tool, number, answered: false });
+        }
+        if message["role"] != "tool" {
+            continue;
+        }
+        let (id, tool) = (&message["tool_call_id"], &message["name"]);
+        let meant = calls.iter_mut().find(|call| match id.is_string() {
+            true => call.id == *id,
+            false => !call.answered && (tool.is_null() || call.tool == *tool),
+        });
+        if let Some(call) = meant {
+            call.answered = true;
+            message["tool_call_id"] = json!(call.number);
+        }
+    }
+    !calls.is_empty()
 }
