@@ -35,6 +35,14 @@ pub struct Shape {
     experts: Option<Mixture>,
 }
 
+impl Shape {
+    /// The same for another context.
+    #[must_use]
+    pub const fn with_context(self, context: u32) -> Shape {
+        Shape { context, ..self }
+    }
+}
+
 /// Layers of the gated delta rule: heads and the sizes of a query, key and value. Attention of such a model has gates,
 /// and rotates a quarter of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@
 mod adapter;
 mod arch;
 mod attention;
+mod channels;
 mod config;
 mod conv;
 mod decoder;
@@ -30,6 +31,7 @@ mod rope;
 mod scan;
 mod source;
 mod stage;
+mod tower;
 
 use fornax_compute::{Backend, Memory};
 use fornax_format::Checkpoint;
@@ -46,11 +48,12 @@ pub use facts::{
     Recurrent, RotaryRule, ScanLayers, ShareRule, SoftCaps, WindowRule,
 };
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
-pub use names::{Dim, Name, Owner, Portion, Stretch, Tensor, Transform, When};
-pub use recurrent::{ConvConfig, DeltaConfig, ScanConfig};
+pub use names::{Dim, Inner, Name, Owner, Portion, Stretch, Tensor, Transform, When};
+pub use recurrent::{ChannelScanConfig, ConvConfig, DeltaConfig, ScanConfig, StepNorms};
 pub use relaid::Interleave;
 pub use rope::{LongFactors, Rope, Scaling};
 pub use stage::Stage;
+pub use tower::{PatchGrid, Tower, TowerConfig};
 
 /// A loaded model.
 pub trait Model<B: Backend> {

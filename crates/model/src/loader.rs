@@ -244,6 +244,23 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(taps)
     }
 
+    /// Rates of decay, (state, channels) as one row: they are stored channel by channel.
+    pub(crate) fn rates(&mut self, tensor: Tensor, layer: usize) -> Result<M::Buf, Error> {
+        let stored = self.stored(&[tensor], layer)?;
+        let mut values = numbers(&stored[0].part)?;
+        if let (Checkpoint::HuggingFace(_), Transform::NegativeExp) =
+            (self.checkpoint, stored[0].row.transform)
+        {
+            values.iter_mut().for_each(|value| *value = -value.exp());
+        }
+        let state = Dim::InnerState.size(self.config, layer);
+        let of_row = |row| values.iter().skip(row).step_by(state).copied();
+        let turned: Vec<f32> = (0..state).flat_map(of_row).collect();
+        let rates = self.memory.upload_values(&turned)?;
+        self.report(&stored);
+        Ok(rates)
+    }
+
     /// The first row of a table, as a vector.
     pub(crate) fn first_row(&mut self, tensor: Tensor) -> Result<M::Buf, Error> {
         let stored = self.stored(&[tensor], 0)?;
@@ -366,6 +383,13 @@ impl<'a, M: Memory> Loader<'a, M> {
             (Transform::Stretch(stretch), _) => {
                 if let Some(scan) = self.config.layers[layer].scan() {
                     let (all, rows) = stretch.rows(scan.heads);
+                    share = Share { own: rows.len(), all };
+                    part.rows = Some(row_numbers(rows));
+                }
+            }
+            (Transform::Inner(inner), _) => {
+                if let Some(scan) = self.config.layers[layer].channel_scan() {
+                    let (all, rows) = inner.rows(scan);
                     share = Share { own: rows.len(), all };
                     part.rows = Some(row_numbers(rows));
                 }
@@ -579,6 +603,10 @@ fn expected(
         }
         (Transform::Stretch(stretch), Mixer::Scan(scan) | Mixer::Beside(_, scan)) => {
             let (all, rows) = stretch.rows(scan.heads);
+            return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
+        }
+        (Transform::Inner(inner), Mixer::ChannelScan(scan)) => {
+            let (all, rows) = inner.rows(scan);
             return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
         }
         (Transform::Groups, Mixer::Scan(scan) | Mixer::Beside(_, scan)) if gguf => {

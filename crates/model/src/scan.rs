@@ -113,7 +113,7 @@ impl<B: Backend> Scan<B> {
         a: &mut Activations<B>,
     ) -> Result<(), Error> {
         let x = branch_off(backend, step, norm, &a.residual, &mut a.branch)?;
-        let StateRoom { mixed, convolved, read } = &mut a.states[self.room];
+        let StateRoom { mixed, convolved, read, .. } = &mut a.states[self.room];
         let read = read.as_mut().expect("allocated for such layers");
         backend.linear(step, Rows::Tokens, &self.mixed, None, x, mixed)?;
         if let Some(factors) = &self.factors {

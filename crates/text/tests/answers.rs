@@ -173,6 +173,27 @@ const TRANSCRIPTS: &[Transcript] = &[
         prompt: "<|im_start|>assistant\n",
         answer: "Hello.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln \"x\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n<parameter=zone>\nCET\n</parameter>\n</function>\n</tool_call>",
     },
+    // Qwen3.5 and Nemotron 3, whose templates begin the thought.
+    Transcript {
+        family: "qwen3-coder",
+        template: "<think> <tool_call> <function= <parameter=",
+        prompt: "<|im_start|>assistant\n<think>\n",
+        answer: "Why?\n</think>\n\nHello.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln \"x\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n<parameter=zone>\nCET\n</parameter>\n</function>\n</tool_call>",
+    },
+    // Nemotron Nano 2.
+    Transcript {
+        family: "nemotron-v2",
+        template: "<think> <TOOLCALL>",
+        prompt: "<SPECIAL_11>Assistant\n<think>\n",
+        answer: "Why?\n</think>\n\nHello.\n\n<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Köln \\\"x\\\"\", \"days\": 3}}, {\"name\": \"get_time\", \"arguments\": {\"zone\": \"CET\"}}]</TOOLCALL>",
+    },
+    // Granite 4.
+    Transcript {
+        family: "hermes",
+        template: "<|start_of_role|>available_tools <tool_call>",
+        prompt: "<|start_of_role|>assistant<|end_of_role|>",
+        answer: "Hello.<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Köln \\\"x\\\"\", \"days\": 3}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_time\", \"arguments\": {\"zone\": \"CET\"}}\n</tool_call>",
+    },
     Transcript {
         family: "glm",
         template: "<think> <tool_call> <arg_key>",
