@@ -12,10 +12,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use fornax::catalog;
+use fornax::random_model::{SHAPES, Types, write_repeating};
 use serde_json::Value;
 
 use crate::{command, fixtures, output, root, run};
@@ -58,7 +60,7 @@ impl Peer {
     }
 
     /// An environment with the peer in it.
-    fn environment(self) -> Result<PathBuf> {
+    pub(crate) fn environment(self) -> Result<PathBuf> {
         let folder = root().join("target/bench-peers").join(self.name());
         let python = folder.join("bin/python");
         if !python.exists() {
@@ -92,6 +94,9 @@ pub(crate) struct BenchPeers {
     /// Instruction set that Fornax is held to [default: the best of this machine]
     #[arg(long)]
     simd: Option<String>,
+    /// Measure a hybrid too: random weights in the shape of Qwen3.5-4B, Q4_K_M (2.6 GB in target/)
+    #[arg(long)]
+    hybrid: bool,
     /// Model files [default: those of the catalog, and two with random weights]
     models: Vec<PathBuf>,
 }
@@ -102,7 +107,12 @@ pub(crate) fn bench(args: &BenchPeers) -> Result<()> {
     let peers = peers.into_iter().map(|peer| Ok((peer, peer.environment()?))).collect::<Result<Vec<_>>>()?;
     run(&mut command("cargo", &["build", "--release", "-p", "fornax-model", "--example", "speed"]))?;
     let speed = root().join("target/release/examples/speed");
-    let chosen = if args.models.is_empty() { default_models()? } else { args.models.clone() };
+    let mut chosen = args.models.clone();
+    if args.hybrid {
+        chosen.push(hybrid()?);
+    } else if chosen.is_empty() {
+        chosen = default_models()?;
+    }
     let commit = output(&mut command("git", &["rev-parse", "--short=12", "HEAD"]))?.trim().to_owned();
     let mut runs = Runs::read(commit)?;
     for model in &chosen {
@@ -176,6 +186,17 @@ fn default_models() -> Result<Vec<PathBuf>> {
         models.push(path);
     }
     Ok(models)
+}
+
+/// A hybrid, of random weights.
+fn hybrid() -> Result<PathBuf> {
+    const NAME: &str = "qwen3.5-4b";
+    let path = root().join(format!("target/random-{NAME}-q4_k_m.gguf"));
+    if !path.exists() {
+        let shape = SHAPES.iter().find(|shape| shape.name == NAME).context("the shape is known")?;
+        write_repeating(&path, shape, Types::Q4_K_M, &mut |_, _| ControlFlow::Continue(()))?;
+    }
+    Ok(path)
 }
 
 /// One run of one engine.

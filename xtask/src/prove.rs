@@ -3,17 +3,19 @@
 //! A proof that succeeds replaces its section of `docs/proofs.md` with what was found and on which machine and
 //! commit. One that fails records nothing.
 
+mod agents;
 mod chaos;
 mod clean_clone;
 mod clients;
 mod crash;
 mod cuda;
 mod formats;
+mod fuzz_cases;
 mod fuzz_format;
-mod fuzz_text;
 mod golden;
 mod hand_over;
 mod image;
+mod lm_eval;
 mod load;
 mod memory;
 mod neon;
@@ -46,6 +48,11 @@ type Facts = Vec<(&'static str, String)>;
 
 const PROOFS: &[Proof] = &[
     Proof {
+        name: "agents",
+        shows: "Of a hybrid's conversations that go on turn by turn no more than a page beyond what is new is computed; beside llama.cpp.",
+        run: agents::run,
+    },
+    Proof {
         name: "chaos",
         shows: "One hostile key among ten neither fails nor holds up the requests of the others, and leaves nothing behind.",
         run: chaos::run,
@@ -62,7 +69,7 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "clients",
-        shows: "Other people's agents, unchanged, call tools and answer through OpenAI's, Anthropic's and Ollama's APIs.",
+        shows: "Other people's clients, unchanged, call tools and answer through OpenAI's, Anthropic's and Ollama's APIs.",
         run: clients::run,
     },
     Proof {
@@ -81,9 +88,14 @@ const PROOFS: &[Proof] = &[
         run: formats::gguf,
     },
     Proof {
-        name: "fuzz-callers",
-        shows: "Changed forms, bodies of every API, frames and adapters, ten million or an hour of each, end in an answer or a refusal.",
-        run: fuzz_text::callers,
+        name: "fuzz-adapters",
+        shows: "Ten million changed adapters (or an hour of them) end in an adapter or a refusal in one line.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::ADAPTERS),
+    },
+    Proof {
+        name: "fuzz-bodies",
+        shows: "Ten million changed bodies of every API (or an hour of them) end in an answer or a refusal, and leave nothing behind.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::BODIES),
     },
     Proof {
         name: "fuzz-format",
@@ -91,9 +103,29 @@ const PROOFS: &[Proof] = &[
         run: fuzz_format::run,
     },
     Proof {
-        name: "fuzz-text",
-        shows: "Changed chat templates and tokenizer files, ten million or an hour of each, end in a result or an error, and not the process.",
-        run: fuzz_text::files,
+        name: "fuzz-forms",
+        shows: "Ten million changed schemas, expressions and grammars (or an hour of them) end in a form that is followed or a refusal.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::FORMS),
+    },
+    Proof {
+        name: "fuzz-frames",
+        shows: "Ten million changed frames of private inference (or an hour of them) end in a frame or a refusal.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::FRAMES),
+    },
+    Proof {
+        name: "fuzz-sessions",
+        shows: "Ten million changed sequences of frames, sent to private servers, (or an hour of them) end in their own session alone.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::SESSIONS),
+    },
+    Proof {
+        name: "fuzz-templates",
+        shows: "Ten million changed chat templates (or an hour of them) end in a text or an error, and not the process.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::TEMPLATES),
+    },
+    Proof {
+        name: "fuzz-tokenizers",
+        shows: "Ten million changed tokenizer files (or an hour of them) end in a tokenizer or an error, and not the process.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::TOKENIZERS),
     },
     Proof {
         name: "golden",
@@ -109,6 +141,11 @@ const PROOFS: &[Proof] = &[
         name: "image",
         shows: "The container image is built, and its default command fetches the default model without Python, serves and drains.",
         run: image::run,
+    },
+    Proof {
+        name: "lm-eval",
+        shows: "lm-evaluation-harness chooses as with transformers on the same weights, log-probabilities within 0.01.",
+        run: lm_eval::run,
     },
     Proof {
         name: "load",
@@ -142,7 +179,7 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "templates",
-        shows: "A hundred chat templates that models carry render byte for byte as with transformers; calls they write are read back.",
+        shows: "A hundred chat templates that models carry render byte for byte as with transformers, and go through whole loops of tools.",
         run: templates::run,
     },
     Proof {
@@ -155,7 +192,7 @@ const PROOFS: &[Proof] = &[
 /// Prints the names and what each shows.
 pub(crate) fn list() -> Result<()> {
     for proof in PROOFS {
-        println!("{:<12}  {}", proof.name, proof.shows);
+        println!("{:<15}  {}", proof.name, proof.shows);
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The operations of a device.
 
 use crate::{
-    Batch, DeltaRule, Error, GatedNorm, KvLayer, Memory, Need, PageCopy, PageId, SampleRow, Sampled,
-    SelectiveScan, ShortConv,
+    Batch, ChannelInputs, ChannelScan, DeltaRule, Error, GatedNorm, KvLayer, Memory, Need, PageCopy, PageId,
+    SampleRow, Sampled, SelectiveScan, ShortConv,
 };
 
 /// Which rows of the step an operation runs over.
@@ -83,6 +83,9 @@ pub struct Rope<Buf> {
     pub pairs: usize,
     /// Multiplies sine and cosine (yarn's attention factor); 1 elsewhere.
     pub magnitude: f32,
+    /// By pair, which section of a token's position turns it ([`Batch::sections`]; 0 is [`Batch::positions`]). Empty where
+    /// that is the first for all of them; where a batch has no further sections, it is so, too.
+    pub sections: Vec<u8>,
 }
 
 /// What attention over pages needs beside its data.
@@ -243,16 +246,35 @@ pub enum Shares {
 pub struct Experts<'a, M: Memory + ?Sized> {
     /// How many experts there are.
     pub count: usize,
-    /// (experts, 2 ffn, hidden): of each expert gate, then up.
+    /// (experts, 2 ffn, hidden): of each expert gate, then up; (experts, ffn, hidden) where there are no gates.
     pub gate_up: &'a M::Weight,
-    /// (experts x 2 ffn)
+    /// (experts x 2 ffn), or (experts x ffn)
     pub gate_up_bias: Option<&'a M::Buf>,
     /// (experts, hidden, ffn)
     pub down: &'a M::Weight,
     /// (experts x hidden)
     pub down_bias: Option<&'a M::Buf>,
-    /// The activation between them.
-    pub glu: Glu,
+    /// What is between them.
+    pub between: Between,
+}
+
+/// What is between an expert's two products.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Between {
+    /// Half of the first product gates the other half.
+    Gates(Glu),
+    /// A function of each value. Not every backend has it ([`Need::PlainExperts`](crate::Need)).
+    Function(Pointwise),
+}
+
+impl Between {
+    /// Columns of the first product where the second reads `ffn`.
+    pub const fn columns(self, ffn: usize) -> usize {
+        match self {
+            Between::Gates(_) => 2 * ffn,
+            Between::Function(_) => ffn,
+        }
+    }
 }
 
 /// Room for what experts compute on the way, a row for each expert of each token.
@@ -260,7 +282,7 @@ pub struct Experts<'a, M: Memory + ?Sized> {
 pub struct ExpertRoom<Buf> {
     /// (tokens x chosen, hidden)
     pub rows: Buf,
-    /// (tokens x chosen, 2 ffn)
+    /// (tokens x chosen, 2 ffn); nobody's business where there are no gates.
     pub gate_up: Buf,
     /// (tokens x chosen, ffn)
     pub gated: Buf,
@@ -328,7 +350,7 @@ pub trait Backend: Memory {
         Err(Error::Unsupported { what: "copying pages in".to_owned(), backend: self.name() })
     }
 
-    /// `out` = the table's row of each token, or the given one. (tokens, hidden)
+    /// `out` = the table's row of each token, or the first values of the given one. (tokens, hidden)
     fn embed(&self, step: &Self::Step, table: &Self::Weight, out: &mut Self::Buf) -> Result<(), Error>;
     /// `out[r][n]` = sum over k of `x[r][k] * weight[n][k]`.
     fn matmul(
@@ -534,6 +556,23 @@ pub trait Backend: Memory {
         Err(Error::Unsupported { what: Need::SelectiveScan.to_string(), backend: self.name() })
     }
 
+    /// Takes each channel of `x` through its column of the row's matrix, token by token: each value of the column keeps
+    /// `e^(rate * step)` of itself, with `step = softplus(steps + bias)`, and takes in `step * x` times the key's value.
+    /// `out` = what the query reads of the column, and [`ChannelScan::skip`] of `x`. `steps` and `out` are (tokens, channels).
+    /// What the steps hold afterwards is nobody's business.
+    fn channel_scan(
+        &self,
+        step: &Self::Step,
+        scan: &ChannelScan<Self::Buf>,
+        inputs: &ChannelInputs<'_, Self::Buf>,
+        steps: &mut Self::Buf,
+        kv: &mut Self::Kv,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, scan, inputs, steps, kv, out);
+        Err(Error::Unsupported { what: Need::ChannelScan.to_string(), backend: self.name() })
+    }
+
     /// `x` = the norm of each group of its values, times `silu` of the gates, in the order that [`GatedNorm::order`] says.
     /// `gates` has as many columns from [`GatedNorm::column`] on as `x`, and perhaps more.
     fn gated_norm(
@@ -564,6 +603,13 @@ pub trait Backend: Memory {
     ) -> Result<(), Error> {
         let _ = (step, kind, up, column, gate);
         Err(Error::Unsupported { what: Need::LayerEmbeddings.to_string(), backend: self.name() })
+    }
+
+    /// `x` += the values of given rows from `column` on, where a row is given in place of a token; other tokens are left
+    /// alone. (tokens, hidden)
+    fn add_given(&self, step: &Self::Step, column: usize, x: &mut Self::Buf) -> Result<(), Error> {
+        let _ = (step, column, x);
+        Err(Error::Unsupported { what: Need::GivenRows.to_string(), backend: self.name() })
     }
 
     /// Multiplies the weights of each token's chosen experts by what `scales` has for these experts.

@@ -1,14 +1,20 @@
 //! Weights that are computed in another type than they are stored in: what they land in, and how.
 //!
-//! Some matrices of safetensors files have no type that a backend multiplies: 8-bit floats with scales, AWQ and GPTQ.
-//! They land in the smallest type that holds their values exactly (an 8-bit float times a scale is rounded once, to
-//! f32, where it is computed):
+//! Some matrices of safetensors files have no type that a backend multiplies: codes of a few bits and 8-bit floats, with
+//! scales beside them. They land in the smallest type that holds their values exactly (what no type of blocks holds is
+//! rounded once, to f32, where it is computed):
 //!
 //! | stored | lands in |
 //! |---|---|
-//! | AWQ, GPTQ with every zero point 8 | Q4_0 |
-//! | AWQ, GPTQ with others | Q8_0 |
-//! | the same where 32 columns do not share a scale, or the scale is no f16 | F32 |
+//! | codes whose distance from their zero point is from -8 to 7 (4 bits around the middle; 2 and 3 bits of any kind) | Q4_0 |
+//! | those from -16 to 15 (4 bits with zero points) | Q5_0 |
+//! | those from -128 to 127 (8 bits around the middle) | Q8_0 |
+//! | up to 4 bits with biases; 5 bits | Q4_1; Q5_1 |
+//! | all these where 32 columns do not share a scale, or the scale is no f16; 8 bits with zero points; 6 and 8 with biases | F32 |
+//! | 4-bit floats with powers of two | MXFP4 |
+//! | 4-bit floats with 8-bit floats, where a factor of the whole matrix leaves them 8-bit floats | NVFP4 |
+//! | those with other factors | F32 |
+//! | bitsandbytes' 4 bits | the float type that it makes of them itself |
 //! | 8-bit floats of which whole runs of 128 columns share a scale of ordinary size | FP8_128, with their bits |
 //! | others whose scales are powers of two | BF16 |
 //! | others | F32 |
@@ -19,8 +25,11 @@
 //!
 //! A part that takes some of its matrix's columns ([`Part::columns`]) is cut here, after it has landed.
 
-mod four_bits;
+mod float4;
+mod integers;
+mod published;
 mod quantize;
+mod table;
 
 use std::ops::Range;
 
@@ -30,8 +39,11 @@ use half::{bf16, f16};
 use crate::cpu::dequantize;
 use crate::{Error, Part, float8};
 
-use four_bits::FourBits;
+use float4::Float4;
+use integers::Integers;
+pub use published::{WRITTEN, quantize_row};
 pub use quantize::{quantize_mxfp8, quantize_q4_k, quantize_q8_0};
+use table::Table;
 
 /// Whether landed parts hold values, or only as much room: a plan asks for sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +70,9 @@ pub fn landing(view: &View<'_>) -> DType {
                 DType::F32
             }
         }
-        (None, Some(_)) => FourBits::new(view).landing(),
+        (None, Some(Packing::Integers(packed))) => Integers::new(view, packed).landing(),
+        (None, Some(Packing::Float4(packed))) => Float4::new(view, packed).landing(),
+        (None, Some(Packing::Table(packed))) => Table::new(view, packed).landing(),
     }
 }
 
@@ -151,10 +165,12 @@ fn landed(view: &View<'_>, content: Content) -> Result<(DType, Vec<u8>), Error> 
     if content == Content::Room || bytes.is_empty() {
         return Ok((dtype, bytes));
     }
-    let four_bits = matches!(view.dtype, DType::GPTQ_4 | DType::AWQ_4).then(|| FourBits::new(view));
-    let write = |first: usize, out: &mut [u8]| match &four_bits {
-        Some(four_bits) => four_bits.write(dtype, first, out),
-        None => write_floats(view, dtype, first, out),
+    let packed = Packed::of(view);
+    let write = |first: usize, out: &mut [u8]| match &packed {
+        Packed::Integers(integers) => integers.write(dtype, first, out),
+        Packed::Float4(float4) => float4.write(dtype, first, out),
+        Packed::Table(table) => table.write(dtype, first, out),
+        Packed::Floats => write_floats(view, dtype, first, out),
     };
     // Eight rows at a time: those that share words of AWQ.
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -171,6 +187,25 @@ fn landed(view: &View<'_>, content: Content) -> Result<(DType, Vec<u8>), Error> 
     });
     view.release();
     Ok((dtype, bytes))
+}
+
+/// What is read of a matrix before its rows are written.
+enum Packed<'v> {
+    Integers(Integers<'v>),
+    Float4(Float4<'v>),
+    Table(Table<'v>),
+    Floats,
+}
+
+impl<'v> Packed<'v> {
+    fn of(view: &'v View<'v>) -> Packed<'v> {
+        match view.packing.as_deref() {
+            Some(Packing::Integers(packed)) => Packed::Integers(Integers::new(view, packed)),
+            Some(Packing::Float4(packed)) => Packed::Float4(Float4::new(view, packed)),
+            Some(Packing::Table(packed)) => Packed::Table(Table::new(view, packed)),
+            Some(Packing::Float8 { .. }) | None => Packed::Floats,
+        }
+    }
 }
 
 /// Rows of floats from `first` on, as many as `out` has room for, in another type.
@@ -382,7 +417,7 @@ mod tests {
             "gptq",
             &[
                 ("act_order.weight", DType::F32),
-                ("asymmetric.weight", DType::Q8_0),
+                ("asymmetric.weight", DType::Q5_0),
                 ("narrow.weight", DType::F32),
                 ("symmetric.weight", DType::Q4_0),
             ],
@@ -391,7 +426,78 @@ mod tests {
     }
 
     #[test]
+    fn gptq_of_two_three_and_eight_bits_is_exact_in_a_small_type() {
+        check(
+            "gptq_bits",
+            &[
+                ("eight.weight", DType::Q8_0),
+                // A code less a zero point has nine bits.
+                ("eight_asymmetric.weight", DType::F32),
+                ("three.weight", DType::Q4_0),
+                ("two.weight", DType::Q4_0),
+            ],
+        );
+    }
+
+    #[test]
     fn awq_has_the_published_values_and_is_exact_in_a_small_type() {
-        check("awq", &[("asymmetric.weight", DType::Q8_0), ("brain.weight", DType::F32)]);
+        check("awq", &[("asymmetric.weight", DType::Q5_0), ("brain.weight", DType::F32)]);
+        check("awq_gemv", &[("wide.weight", DType::Q5_0)]);
+        check("awq_gemv_64", &[("narrow.weight", DType::Q5_0)]);
+    }
+
+    #[test]
+    fn compressed_tensors_have_the_values_of_their_own_package() {
+        check(
+            "compressed",
+            &[
+                ("bytes.weight", DType::Q8_0),
+                ("eight.weight", DType::Q8_0),
+                ("eight_asymmetric.weight", DType::F32),
+                ("four.weight", DType::Q4_0),
+                ("four_asymmetric.weight", DType::Q5_0),
+                ("four_channel.weight", DType::Q4_0),
+                // Columns of a block have different scales.
+                ("four_ordered.weight", DType::F32),
+                ("three.weight", DType::Q4_0),
+            ],
+        );
+    }
+
+    #[test]
+    fn four_bit_floats_keep_their_bits_where_no_factor_of_the_matrix_prevents_it() {
+        check("mxfp4", &[("plain.weight", DType::MXFP4)]);
+        check("nvfp4", &[("odd.weight", DType::F32), ("power.weight", DType::NVFP4)]);
+        check("modelopt", &[("eight.weight", DType::FP8_128), ("linear.weight", DType::F32)]);
+    }
+
+    #[test]
+    fn four_bits_of_bitsandbytes_land_in_the_type_that_it_makes_of_them_itself() {
+        check(
+            "bnb",
+            &[
+                ("bytes.weight", DType::F32),
+                ("fp4.weight", DType::F32),
+                ("nf4.weight", DType::F16),
+                ("nf4_nested.weight", DType::BF16),
+            ],
+        );
+    }
+
+    #[test]
+    fn groups_with_biases_are_exact_in_a_small_type() {
+        check(
+            "mlx",
+            &[
+                ("eight.weight", DType::F32),
+                ("five.weight", DType::Q5_1),
+                ("four.weight", DType::Q4_1),
+                ("four_brain.weight", DType::Q4_1),
+                ("four_wide.weight", DType::Q4_1),
+                ("six.weight", DType::F32),
+                ("three.weight", DType::Q4_1),
+                ("two.weight", DType::Q4_1),
+            ],
+        );
     }
 }

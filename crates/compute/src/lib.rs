@@ -29,8 +29,8 @@ mod sample;
 mod splitmix;
 
 pub use backend::{
-    Attention, Backend, ExpertRoom, Experts, Glu, Groups, Heads, Linear, LowRank, Norm, NormKind, Output,
-    Pointwise, Pooling, QkNorm, RANK_MAX, ROUTED_MAX, Rope, Routing, Rows, Scores, Shares,
+    Attention, Backend, Between, ExpertRoom, Experts, Glu, Groups, Heads, Linear, LowRank, Norm, NormKind,
+    Output, Pointwise, Pooling, QkNorm, RANK_MAX, ROUTED_MAX, Rope, Routing, Rows, Scores, Shares,
 };
 pub use batch::{Batch, GivenRows, Row, RowState, Token};
 pub use conformance::WEIGHT_TYPES;
@@ -41,8 +41,8 @@ pub use memory::{
 };
 pub use philox::{random_bits, uniform};
 pub use recurrence::{
-    ConvForm, DeltaHeads, DeltaRule, GateOrder, GatedNorm, KeySharing, STATE_LANES, ScanHeads, SelectiveScan,
-    ShortConv, TAPS_MAX, conv_values,
+    ChannelInputs, ChannelScan, ConvForm, DeltaHeads, DeltaRule, GateOrder, GatedNorm, KeySharing,
+    STATE_LANES, ScanHeads, SelectiveScan, ShortConv, TAPS_MAX, channel_values, conv_values,
 };
 pub use ring::{Ring, check_weights, check_words};
 pub use sample::{

@@ -161,9 +161,9 @@ pub enum Need {
     Experts,
     /// [`low_rank`](crate::Backend::low_rank).
     LowRank,
-    /// [`Batch::given`](crate::Batch).
+    /// [`Batch::given`](crate::Batch), and [`add_given`](crate::Backend::add_given).
     GivenRows,
-    /// [`Batch::sections`](crate::Batch).
+    /// [`Batch::sections`](crate::Batch), and [`Rope::sections`](crate::Rope).
     Sections,
     /// [`Batch::lasts`](crate::Batch).
     LastSeen,
@@ -175,6 +175,8 @@ pub enum Need {
     DeltaRule,
     /// [`selective_scan`](crate::Backend::selective_scan).
     SelectiveScan,
+    /// [`channel_scan`](crate::Backend::channel_scan).
+    ChannelScan,
     /// [`scale_columns`](crate::Backend::scale_columns).
     ColumnFactors,
     /// [`gated_norm`](crate::Backend::gated_norm).
@@ -189,6 +191,8 @@ pub enum Need {
     LayerEmbeddings,
     /// [`scale_chosen`](crate::Backend::scale_chosen).
     ExpertScales,
+    /// [`Between::Function`](crate::Between).
+    PlainExperts,
     /// [`WeightPlace::Host`] of a table whose rows are looked up.
     HostTables,
     /// [`WeightPlace::Host`] of what is multiplied by.
@@ -199,7 +203,7 @@ pub enum Need {
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 29] = [
+    pub const ALL: [Need; 31] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -219,6 +223,7 @@ impl Need {
         Need::ShortConv,
         Need::DeltaRule,
         Need::SelectiveScan,
+        Need::ChannelScan,
         Need::ColumnFactors,
         Need::GatedNorm,
         Need::SigmoidGate,
@@ -226,6 +231,7 @@ impl Need {
         Need::WideGroups,
         Need::LayerEmbeddings,
         Need::ExpertScales,
+        Need::PlainExperts,
         Need::HostTables,
         Need::HostWeights,
         Need::FileWeights,
@@ -254,6 +260,7 @@ impl fmt::Display for Need {
             Need::ShortConv => "a short convolution",
             Need::DeltaRule => "the gated delta rule",
             Need::SelectiveScan => "a selective scan",
+            Need::ChannelScan => "a selective scan by channels",
             Need::ColumnFactors => "a factor for each column",
             Need::GatedNorm => "a gated norm",
             Need::SigmoidGate => "attention with a gate",
@@ -261,6 +268,7 @@ impl fmt::Display for Need {
             Need::WideGroups => "more than 16 query heads, or 2048 of their values, to a head of keys",
             Need::LayerEmbeddings => "embeddings for each layer",
             Need::ExpertScales => "a scale for each expert",
+            Need::PlainExperts => "experts without gates",
             Need::HostTables => "a table in the host's memory",
             Need::HostWeights => "weights in the host's memory",
             Need::FileWeights => "weights that stay in their file",

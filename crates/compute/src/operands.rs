@@ -5,8 +5,9 @@
 //! check: it knows where they are.
 
 use crate::{
-    Attention, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Heads, KvGroup, KvKind, LowRank, Memory,
-    Norm, QkNorm, RANK_MAX, ROUTED_MAX, Rope, Routing, SelectiveScan, ShortConv, TAPS_MAX, conv_values,
+    Attention, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Heads,
+    KvGroup, KvKind, LowRank, Memory, Norm, QkNorm, RANK_MAX, ROUTED_MAX, Rope, Routing, SelectiveScan,
+    ShortConv, TAPS_MAX, channel_values, conv_values,
 };
 
 /// What has rows and columns: a buffer, or a weight.
@@ -203,7 +204,9 @@ where
     fits(OPERATION, "x", x, (count, hidden))?;
     fits(OPERATION, "residual", residual, (count, hidden))?;
     fits(OPERATION, "rows", &room.rows, (count * each, hidden))?;
-    fits(OPERATION, "gate_up room", &room.gate_up, (count * each, 2 * ffn))?;
+    if let Between::Gates(_) = experts.between {
+        fits(OPERATION, "gate_up room", &room.gate_up, (count * each, 2 * ffn))?;
+    }
     fits(OPERATION, "gated room", &room.gated, (count * each, ffn))?;
     let stacks = |operand, weight: &M::Weight, bias: Option<&M::Buf>, rows: usize, columns: usize| {
         let (got, wanted) = ((weight.rows(), weight.columns()), (experts.count * rows, columns));
@@ -212,7 +215,7 @@ where
         }
         bias.map_or(Ok(()), |bias| fits(OPERATION, "bias", bias, (1, experts.count * rows)))
     };
-    stacks("gate_up", experts.gate_up, experts.gate_up_bias, 2 * ffn, hidden)?;
+    stacks("gate_up", experts.gate_up, experts.gate_up_bias, experts.between.columns(ffn), hidden)?;
     stacks("down", experts.down, experts.down_bias, hidden, ffn)
 }
 
@@ -304,6 +307,27 @@ pub fn selective_scan<B: Operand>(
     begins(OPERATION, "mixed", mixed, (count, heads.heads))?;
     fits(OPERATION, "out", out, (count, heads.heads * heads.dim))?;
     state_fits(OPERATION, scan.before.saturating_add(heads.state_values()), group)
+}
+
+/// The same of Mamba-1.
+pub fn channel_scan<B: Operand>(
+    count: usize,
+    scan: &ChannelScan<B>,
+    inputs: &ChannelInputs<'_, B>,
+    (steps, out): (&B, &B),
+    group: &KvGroup,
+) -> Result<(), Error> {
+    const OPERATION: &str = "channel_scan";
+    let (channels, state) = (scan.channels, scan.state);
+    fits(OPERATION, "rates", &scan.rates, (1, channels.saturating_mul(state)))?;
+    fits(OPERATION, "bias", &scan.bias, (1, channels))?;
+    fits(OPERATION, "skip", &scan.skip, (1, channels))?;
+    fits(OPERATION, "x", inputs.x, (count, channels))?;
+    fits(OPERATION, "keys", inputs.keys, (count, state))?;
+    fits(OPERATION, "queries", inputs.queries, (count, state))?;
+    fits(OPERATION, "steps", steps, (count, channels))?;
+    fits(OPERATION, "out", out, (count, channels))?;
+    state_fits(OPERATION, scan.before.saturating_add(channel_values(state, channels)), group)
 }
 
 /// Gates, and a norm of groups of values.

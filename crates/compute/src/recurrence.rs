@@ -112,6 +112,37 @@ pub struct SelectiveScan<Buf> {
     pub skip: Buf,
 }
 
+/// The selective scan of Mamba-1: one matrix with a column for each channel, each of whose values forgets at a rate of its
+/// own. How long a step is, each channel says for itself.
+#[derive(Debug)]
+pub struct ChannelScan<Buf> {
+    /// Where the layer's states are.
+    pub layer: KvLayer,
+    /// Columns of the matrix.
+    pub channels: usize,
+    /// Values of a key or query: its rows.
+    pub state: usize,
+    /// Values of the state that lie before the matrix.
+    pub before: usize,
+    /// (state, channels), as one row: less than zero; a value of the matrix keeps `e^(rate * step)` of itself
+    pub rates: Buf,
+    /// (channels): what is added to steps
+    pub bias: Buf,
+    /// (channels): the share of the values that goes past the matrix
+    pub skip: Buf,
+}
+
+/// What the selective scan of Mamba-1 reads of the tokens of a step.
+#[derive(Debug)]
+pub struct ChannelInputs<'a, Buf> {
+    /// (tokens, channels)
+    pub x: &'a Buf,
+    /// (tokens, state)
+    pub keys: &'a Buf,
+    /// (tokens, state)
+    pub queries: &'a Buf,
+}
+
 /// A gate for each of a row's values, and perhaps a norm of groups of them.
 #[derive(Debug)]
 pub struct GatedNorm<Buf> {
@@ -147,6 +178,11 @@ impl ConvForm {
 /// Values of a state that a convolution takes.
 pub fn conv_values(channels: usize, taps: usize) -> usize {
     taps.saturating_sub(1).saturating_mul(channels)
+}
+
+/// Values of a state that the matrix of a [`ChannelScan`] takes.
+pub fn channel_values(state: usize, channels: usize) -> usize {
+    matrix_values(state, channels)
 }
 
 /// Values of a matrix with its padding.

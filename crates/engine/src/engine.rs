@@ -10,13 +10,15 @@ use std::{
 };
 
 use fornax_compute::{Error, KvGroup, PAGE_TOKENS, SampleFault, Sampled};
+use fornax_model::{Adapter, AdapterFault};
 
 use crate::{
     Clock,
+    adapters::{AdapterChange, AdapterRefusal, Adapters},
     budget::{Beside, Budget},
     event::{EndReason, Event, Failure, Usage},
     grammar::Grammar,
-    handle::{Door, Handle, QueueLimits},
+    handle::{Arrived, Door, Handle, QueueLimits},
     question::{Mask, Others, Question, QuestionKind, ask},
     request::{Capacity, PRIORITY_PLACES, Piece, Refusal, Request},
     runner::Runner,
@@ -78,6 +80,7 @@ pub struct Engine {
     collected: Duration,
     /// Where those who come in stand.
     line: Line,
+    adapters: Adapters,
     stats: Stats,
 }
 
@@ -125,6 +128,7 @@ impl Engine {
             encodes,
             pairs: runner.pairs().is_some(),
             adapters: runner.adapters(),
+            adapter_places: runner.adapter_room().adapters,
             given: runner.given(),
             sections: runner.sections(),
         };
@@ -155,6 +159,7 @@ impl Engine {
             clock: options.clock,
             collected: Duration::ZERO,
             line: Line::default(),
+            adapters: Adapters::new(runner.adapters(), runner.adapter_room()),
             stats: Stats::default(),
             runner,
         };
@@ -207,8 +212,12 @@ impl Engine {
             return Turn::Idle;
         }
         let (began, waited_before) = ((self.clock)(), self.stats.waited);
-        self.receive();
+        let changes = self.receive();
         self.end_abandoned();
+        self.change_adapters(changes);
+        if self.stats.device_lost.is_some() {
+            return Turn::Idle;
+        }
         self.door.step_begins();
         let ended_before = self.stats.ended;
         let was_idle = self.in_flight.is_empty();
@@ -238,8 +247,10 @@ impl Engine {
         if launched || self.scheduler.len() > 0 { Turn::Worked } else { Turn::Idle }
     }
 
-    fn receive(&mut self) {
-        for arrival in self.door.take() {
+    /// Takes in who has come; what is to become of adapters is returned.
+    fn receive(&mut self) -> VecDeque<AdapterChange> {
+        let Arrived { requests, changes } = self.door.take();
+        for arrival in requests {
             let mut leader = None;
             for (choice, (reply, ticket)) in arrival.choices.into_iter().enumerate() {
                 let request: Arc<Request> = Arc::clone(&arrival.request);
@@ -270,6 +281,73 @@ impl Engine {
                 leader.get_or_insert(id);
             }
         }
+        changes
+    }
+
+    /// Loads and unloads adapters while no step is in flight. Whoever has one that was unloaded keeps it.
+    fn change_adapters(&mut self, changes: VecDeque<AdapterChange>) {
+        for change in changes {
+            match change {
+                AdapterChange::Unload { number } => {
+                    self.adapters.leave(number);
+                    self.free_adapters();
+                }
+                AdapterChange::Load { adapter, told } => {
+                    self.free_adapters();
+                    let loaded = self.load_adapter(&adapter);
+                    if let Ok(number) = loaded {
+                        self.door.adapter_loaded(number);
+                    }
+                    // Whoever asked may be gone; it is loaded all the same.
+                    drop(told.send(loaded));
+                }
+            }
+        }
+        self.free_adapters();
+    }
+
+    fn load_adapter(&mut self, adapter: &Adapter) -> Result<u32, AdapterRefusal> {
+        if self.runner.adapter_room().adapters == 0 {
+            let (adapter, fault) = (adapter.name().to_owned(), AdapterFault::NoRoom);
+            return Err(fornax_model::Error::Adapter { adapter, fault }.into());
+        }
+        let at = self.adapters.free()?;
+        self.set_adapter(self.adapters.device_place(at), Some(adapter))?;
+        Ok(self.adapters.loaded(at))
+    }
+
+    /// Frees the places of adapters that were unloaded and that no sequence has any more.
+    fn free_adapters(&mut self) {
+        let left = |engine: &Engine| {
+            let has =
+                |number| engine.scheduler.all().any(|sequence| sequence.request.adapter == Some(number));
+            engine.adapters.left(has)
+        };
+        while let Some(at) = left(self) {
+            // What cannot be freed keeps its place.
+            if self.set_adapter(self.adapters.device_place(at), None).is_err() {
+                return;
+            }
+            self.adapters.cleared(at);
+        }
+    }
+
+    fn set_adapter(&mut self, place: u32, adapter: Option<&Adapter>) -> Result<(), AdapterRefusal> {
+        while !self.in_flight.is_empty() {
+            self.collect();
+        }
+        let set = guarded(|| match self.runner.set_adapter(place, adapter) {
+            Err(fornax_model::Error::Compute(error)) => Err(error),
+            set => Ok(set),
+        });
+        match set {
+            Ok(set) => Ok(set?),
+            Err(failed) => {
+                let failure = failed.failure.clone();
+                self.fail_step(&[], failed);
+                Err(AdapterRefusal::Failed(failure))
+            }
+        }
     }
 
     /// A dropped reply is a cancelled request.
@@ -289,12 +367,13 @@ impl Engine {
     fn launch(&mut self) -> bool {
         let mut step = std::mem::take(&mut self.spare);
         let several = self.line.is_shared();
-        let budget = |streams, strangers| self.budget.tokens(Beside { streams, strangers, several });
+        let budget = |streams, strangers| self.budget.tokens(&Beside { streams, strangers, several });
         step.rows = self.scheduler.schedule(budget, step.rows);
         if step.rows.is_empty() {
             self.spare = step;
             return false;
         }
+        self.scheduler.place_adapters(|number| self.adapters.place(number));
         let rows = &step.rows;
         let mut forms = self.borrow_forms(rows);
         let batch = self.scheduler.batch();

@@ -1,12 +1,16 @@
 //! The way into the engine: bounded, checked at the door, and drained when nobody holds it any more.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
+    sync::mpsc,
     time::Duration,
 };
 
+use fornax_model::Adapter;
+
 use crate::{
     Clock,
+    adapters::{AdapterChange, AdapterRefusal},
     event::Event,
     picture::Picture,
     reply::{Reply, ReplySender, reply},
@@ -49,6 +53,10 @@ pub(crate) struct Door {
 #[derive(Default)]
 struct DoorState {
     arrivals: VecDeque<Arrival>,
+    /// What is to become of adapters, in order.
+    changes: VecDeque<AdapterChange>,
+    /// The numbers of adapters that came later and that requests may name.
+    adapters: BTreeSet<u32>,
     /// Choices that have no seat yet, here or in the scheduler.
     requests: usize,
     tokens: usize,
@@ -79,6 +87,12 @@ impl DoorState {
         }
         Ok(())
     }
+}
+
+/// What the engine finds at the door.
+pub(crate) struct Arrived {
+    pub(crate) requests: VecDeque<Arrival>,
+    pub(crate) changes: VecDeque<AdapterChange>,
 }
 
 /// A request on its way to the scheduler.
@@ -130,16 +144,22 @@ impl Door {
         })
     }
 
-    /// What has arrived since the last call.
-    pub(crate) fn take(&self) -> VecDeque<Arrival> {
-        std::mem::take(&mut lock(&self.state).arrivals)
+    /// What has arrived since the last call. Whoever names an adapter that is to be unloaded came before that change.
+    pub(crate) fn take(&self) -> Arrived {
+        let mut state = lock(&self.state);
+        Arrived { requests: std::mem::take(&mut state.arrivals), changes: std::mem::take(&mut state.changes) }
+    }
+
+    /// Requests may name the adapter of this number from now on.
+    pub(crate) fn adapter_loaded(&self, number: u32) {
+        lock(&self.state).adapters.insert(number);
     }
 
     /// Sleeps until something arrives; `false` when nothing ever will.
     pub(crate) fn wait(&self) -> bool {
         let mut state = lock(&self.state);
         loop {
-            if !state.arrivals.is_empty() {
+            if !(state.arrivals.is_empty() && state.changes.is_empty()) {
                 return true;
             }
             if state.handles == 0 {
@@ -154,6 +174,8 @@ impl Door {
     pub(crate) fn close(&self, reason: Refusal) -> VecDeque<Arrival> {
         let mut state = lock(&self.state);
         state.closed.get_or_insert(reason);
+        // Whoever waits for an adapter hears that nobody will tell.
+        state.changes.clear();
         std::mem::take(&mut state.arrivals)
     }
 
@@ -209,6 +231,15 @@ impl Handle {
         if let Some(reason) = &state.closed {
             return Err(reason.clone());
         }
+        if let Some(adapter) = request.adapter.filter(|&adapter| adapter >= self.door.capacity.adapters)
+            && !state.adapters.contains(&adapter)
+        {
+            return Err(Refusal::Parameter {
+                name: "adapter",
+                value: adapter.to_string(),
+                wanted: "an adapter that is loaded",
+            });
+        }
         let added = tokens.saturating_mul(choices);
         let tokens_after = state.tokens.saturating_add(added);
         if state.requests + choices > limits.requests_max || tokens_after > limits.tokens_max {
@@ -237,6 +268,33 @@ impl Handle {
         drop(state);
         self.door.arrived.notify_one();
         Ok(replies)
+    }
+
+    /// Loads an adapter between two steps and returns the number by which requests name it ([`Request::adapter`]). Waits
+    /// for the step that runs. What is under way goes on as it is.
+    pub fn load_adapter(&self, adapter: Adapter) -> Result<u32, AdapterRefusal> {
+        let (told, answer) = mpsc::sync_channel(1);
+        let mut state = lock(&self.door.state);
+        if let Some(reason) = &state.closed {
+            return Err(reason.clone().into());
+        }
+        state.changes.push_back(AdapterChange::Load { adapter: Box::new(adapter), told });
+        drop(state);
+        self.door.arrived.notify_one();
+        answer.recv().unwrap_or(Err(Refusal::Closed.into()))
+    }
+
+    /// Lets no request name this adapter any more; `false` where none is called so. Those that were let in keep it, and
+    /// its place is free when the last of them has ended.
+    pub fn unload_adapter(&self, number: u32) -> bool {
+        let mut state = lock(&self.door.state);
+        let was_there = state.adapters.remove(&number);
+        if was_there {
+            state.changes.push_back(AdapterChange::Unload { number });
+            drop(state);
+            self.door.arrived.notify_one();
+        }
+        was_there
     }
 
     /// Whether the engine is gone: it refuses everybody.

@@ -4,6 +4,7 @@
 //! thread; the only shared state is the hand-over ([`Handle`] in, [`Reply`] out). It knows tokens as numbers. It must
 //! never know text, files, sockets or the time of day: the clock is handed in.
 
+mod adapters;
 mod automaton;
 mod budget;
 mod engine;
@@ -31,6 +32,7 @@ mod sync;
 
 use std::{sync::Arc, time::Duration};
 
+pub use adapters::AdapterRefusal;
 pub use engine::{Engine, EngineOptions, Turn};
 pub use event::{EndReason, Event, Failure, Miss, Usage, of_length_one};
 pub use grammar::{Constraint, Grammar, allows};

@@ -42,6 +42,9 @@ struct States {
     own: Option<PageId>,
     /// Checkpoints that are not in the tree yet: after this many positions, in this page. Ascending.
     saves: Vec<(usize, PageId)>,
+    /// The newest checkpoint within the answer. The next one takes its place: the next turn of a conversation goes on from
+    /// the end of the answer.
+    newest: Option<(NodeId, PageId)>,
 }
 
 impl Tables {
@@ -230,7 +233,8 @@ impl Pages {
             }
             for page in planned / PAGE_TOKENS..positions / PAGE_TOKENS {
                 let after = (page + 1) * PAGE_TOKENS;
-                let kept = after.is_multiple_of(self.every[index]) || after == tables.mark;
+                // Nobody knows where an answer will end.
+                let kept = after.is_multiple_of(self.every[index]) || after >= tables.mark;
                 if let Some(page) = kept.then(|| self.take(group)).flatten() {
                     states.saves.push((after, page));
                 }
@@ -288,17 +292,31 @@ impl Pages {
 
     /// Enters the checkpoints after this many positions. The sequence itself has no use for them any more.
     fn commit_states(&mut self, tables: &mut Tables, node: NodeId, after: usize) {
+        let answers = after > tables.mark;
         for (index, states) in tables.states.iter_mut().enumerate() {
             let (group, pool) = (self.paged + index, &mut self.pools[self.paged + index]);
             let Some(&(_, page)) = states.saves.first().filter(|&&(saved, _)| saved == after) else {
                 continue;
             };
             states.saves.remove(0);
-            if self.tree.page(node, group).is_none() {
+            let own = self.tree.page(node, group).is_none();
+            if own {
                 self.tree.attach(node, group, page);
                 pool.name(page, node);
             }
             pool.let_go(page);
+            if !answers {
+                continue;
+            }
+            // It may have been evicted since, and somebody else may go on from it.
+            if let Some((node, page)) = states.newest.take()
+                && self.tree.page(node, group) == Some(page)
+                && pool.forget(page)
+            {
+                self.tree.detach(node, group);
+            }
+            let stays = after.is_multiple_of(self.every[index]);
+            states.newest = Some((node, page)).filter(|_| own && !stays);
         }
     }
 
@@ -427,6 +445,18 @@ impl PagePool {
         } else {
             self.free.push(page);
         }
+    }
+
+    /// Frees a page that the tree names, unless somebody refers to it; whether it did.
+    fn forget(&mut self, page: PageId) -> bool {
+        let PageState { references, idle_since, .. } = *self.state(page);
+        if references > 0 {
+            return false;
+        }
+        self.idle.remove(&idle_since).expect("an unreferenced page of the tree is idle");
+        self.state(page).node = None;
+        self.free.push(page);
+        true
     }
 
     /// `page` can be found in the tree as `node` from now on.
@@ -668,6 +698,50 @@ mod tests {
         pages.release(second);
         pages.assert_consistent();
         assert_eq!(pages.counts()[1], PageCounts { total: 7, referenced: 0, cached: 3 });
+    }
+
+    #[test]
+    fn of_an_answer_the_newest_checkpoint_stays_for_the_next_turn() {
+        let mut pages = with_states(12);
+        let all = tokens(300, 0);
+        let (mut turn, _, _) = pages.find(None, "", text(&all[..40]));
+        assert!(pages.grow(&mut turn, 40));
+        pages.commit(&mut turn, text(&all[..40]));
+        // The answer, token by token: ends of pages at 64, 96, ... 224, every second of which stays anyway.
+        for end in 41..=240 {
+            assert!(pages.grow(&mut turn, end));
+            pages.commit(&mut turn, text(&all[..end]));
+            pages.assert_consistent();
+        }
+        pages.release(turn);
+        // At 32 (the prompt's), 64, 128, 192, and at the last page's end.
+        assert_eq!(pages.counts()[1], PageCounts { total: 11, referenced: 0, cached: 5 });
+        for (asked, wanted) in [(241, 224), (220, 192), (190, 128), (97, 64), (60, 32)] {
+            assert_eq!(hit(&mut pages, "", &all[..asked]), wanted, "{asked} tokens");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_of_an_answer_stays_while_somebody_goes_on_from_it() {
+        let mut pages = with_states(12);
+        let all = tokens(120, 0);
+        let (mut turn, _, _) = pages.find(None, "", text(&all[..40]));
+        for end in [40, 96] {
+            assert!(pages.grow(&mut turn, end));
+            pages.commit(&mut turn, text(&all[..end]));
+        }
+        let (mut other, found, _) = pages.find(None, "", text(&all[..100]));
+        assert_eq!(found, 96);
+        assert!(pages.grow(&mut other, 100) && pages.grow(&mut turn, 160));
+        let long: Vec<u32> = tokens(160, 0);
+        pages.commit(&mut turn, text(&long));
+        let row = other.states(96, 100).remove(0);
+        assert!(row.from.is_some_and(|from| Some(from) != Some(row.to)), "it reads the checkpoint");
+        pages.commit(&mut other, text(&all[..100]));
+        pages.release(other);
+        pages.release(turn);
+        pages.assert_consistent();
+        assert_eq!(hit(&mut pages, "", &all[..100]), 96, "it was not taken away under the other's feet");
     }
 
     #[test]

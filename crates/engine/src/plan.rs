@@ -12,7 +12,7 @@ use fornax_compute::{
     Purpose, Sizes, Usage, WeightPlace,
 };
 use fornax_format::{Checkpoint, DType, View};
-use fornax_model::{Adapter, Config, Error, Limits};
+use fornax_model::{Adapter, AdapterRoom, Config, Error, Limits};
 
 use crate::StepLimits;
 
@@ -265,6 +265,18 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         Ok(self)
     }
 
+    /// The same with room for adapters that come while the model is loaded.
+    pub fn with_adapter_room(mut self, room: AdapterRoom) -> Result<Self, Error> {
+        if let Subject::Known(config) = &mut self.subject {
+            config.adapter_room = room;
+            if room.adapters > 0 {
+                (self.sizes)(StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 })
+                    .supports(Need::LowRank)?;
+            }
+        }
+        Ok(self)
+    }
+
     /// The same with the experts of some layers elsewhere than on the device; what the backend does not have is
     /// refused.
     pub fn with_experts_at(mut self, layers: Range<usize>, place: WeightPlace) -> Result<Self, Error> {
@@ -435,8 +447,8 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
 struct States {
     /// The trash, one for each request, and one that somebody goes on from.
     least: usize,
-    /// A checkpoint at the end of each prompt.
-    prompts: usize,
+    /// A checkpoint at the end of each prompt, and one at the end of each answer.
+    ends: usize,
     /// Pages from one checkpoint to the next.
     every: usize,
 }
@@ -449,12 +461,12 @@ impl States {
             KvKind::Pairs { .. } | KvKind::Latent { .. } => None,
         });
         let least = if every.is_some() { parallel.saturating_add(2) } else { 0 };
-        States { least, prompts: parallel, every: every.unwrap_or(usize::MAX).max(1) }
+        States { least, ends: parallel.saturating_mul(2), every: every.unwrap_or(usize::MAX).max(1) }
     }
 
     /// What every prefix of this many pages can leave.
     fn wanted(&self, pages: usize) -> usize {
-        self.least.saturating_add(self.prompts).saturating_add(pages / self.every)
+        self.least.saturating_add(self.ends).saturating_add(pages / self.every)
     }
 
     /// Bytes of a page with its share of a checkpoint.
@@ -785,6 +797,34 @@ mod tests {
         assert!(host < experts && device + host == all);
         let refused = planned(0..1, WeightPlace::File).unwrap_err();
         assert_eq!(refused.to_string(), "weights that stay in their file is not available on beside");
+    }
+
+    #[test]
+    fn states_that_memory_does_not_hold_are_counted_before_anything_is_loaded() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+        let checkpoint = Checkpoint::open(&fixtures.join("qwen35.gguf")).unwrap();
+        let planner = Planner::new(&checkpoint, |_| Beside).unwrap();
+        let plan = |parallel, limit_bytes| {
+            let ask = Ask {
+                context: Some(128),
+                parallel,
+                kv_dtype: KvDType::F16,
+                step_tokens: 16,
+                logit_rows: 0,
+                runtime_bytes: 0,
+                limit_bytes,
+            };
+            planner.plan(&ask).unwrap()
+        };
+        let limit = 64 << 20;
+        let few = plan(4, limit);
+        let (states, bytes, _) = few.states().unwrap();
+        // The trash, one for each request and one to go on from; ends of prompts and of answers, and what lies between.
+        assert!(few.fits() && states >= 4 + 2 + 8, "{states} states");
+        let many = usize::try_from(limit / bytes).unwrap() + 1;
+        let beyond = plan(many, limit);
+        assert!(!beyond.fits(), "{many} states of {bytes} bytes in {limit}");
+        assert_eq!(beyond.states().unwrap().0, many + 2, "no checkpoint is promised where there is no room");
     }
 
     #[test]

@@ -78,7 +78,8 @@ pub struct Request {
     /// Whose it is: a key that only whoever submits it can read anything from. Shown in the
     /// [`Picture`](crate::Picture); owners share the queue, the seats and the steps fairly. It changes no token.
     pub owner: Option<Arc<str>>,
-    /// Which of the model's adapters computes it; `None` is the model itself. Prefixes are shared only by requests of
+    /// Which of the model's adapters computes it, by its place among those that it was loaded with or by the number that
+    /// [`Handle::load_adapter`](crate::Handle::load_adapter) gave it; `None` is the model itself. Prefixes are shared only by requests of
     /// the same.
     pub adapter: Option<u32>,
 }
@@ -210,6 +211,8 @@ pub struct Capacity {
     pub pairs: bool,
     /// Adapters that it was loaded with.
     pub adapters: u32,
+    /// Adapters that may come later, at once.
+    pub adapter_places: usize,
     /// Values of a given row; `None` where only text is read.
     pub given: Option<usize>,
     /// Sections of a position.
@@ -226,6 +229,7 @@ impl Capacity {
         encodes: false,
         pairs: false,
         adapters: 0,
+        adapter_places: 0,
         given: None,
         sections: 1,
     };
@@ -381,7 +385,10 @@ impl Request {
         if !(1..=CHOICES_MAX).contains(&self.choices) {
             return wrong("n", self.choices.to_string(), "1 to 128");
         }
-        if let Some(adapter) = self.adapter.filter(|&adapter| adapter >= capacity.adapters) {
+        // Of those that come later the door knows which are there.
+        if let Some(adapter) = self.adapter.filter(|&adapter| adapter >= capacity.adapters)
+            && capacity.adapter_places == 0
+        {
             return wrong("adapter", adapter.to_string(), "below the number of adapters");
         }
         if self.salt.len() > SALT_BYTES_MAX {

@@ -1,6 +1,7 @@
 //! What the engine drives.
 
 use fornax_compute::{Batch, Error, KvGroup, Output, PageCopy, PageId, SampleRow};
+use fornax_model::{Adapter, AdapterFault, AdapterRoom};
 
 use crate::scheduler::StepLimits;
 
@@ -49,9 +50,21 @@ pub trait Runner {
     fn pairs(&self) -> Option<u32> {
         None
     }
-    /// Adapters that rows of a batch may name.
+    /// Adapters that it was made with: rows of a batch name them by their place. The places behind them are for
+    /// adapters that come later.
     fn adapters(&self) -> u32 {
         0
+    }
+    /// Room for adapters that come later.
+    fn adapter_room(&self) -> AdapterRoom {
+        AdapterRoom::default()
+    }
+    /// Loads an adapter into a place for those that come later, or empties the place. No step is in flight. What fails
+    /// leaves the place as it was.
+    fn set_adapter(&mut self, place: u32, adapter: Option<&Adapter>) -> Result<(), fornax_model::Error> {
+        let _ = place;
+        let adapter = adapter.map_or_else(String::new, |adapter| adapter.name().to_owned());
+        Err(fornax_model::Error::Adapter { adapter, fault: AdapterFault::NoRoom })
     }
     /// Values of a row that may be given in place of a token; `None` where only tokens are read.
     fn given(&self) -> Option<usize> {

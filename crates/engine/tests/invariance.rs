@@ -6,7 +6,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use fornax_compute::{
-    KvDType, KvSpec, Memory, Sampling,
+    KvDType, KvSpec, Memory, PAGE_TOKENS, Sampling,
     cpu::{Activations, Cpu, CpuOptions},
 };
 use fornax_engine::{
@@ -281,6 +281,59 @@ fn a_granite_of_selective_scans_and_experts_answers_with_the_same_bits_whatever_
 }
 
 #[test]
+fn a_nemotron_of_layers_that_are_one_branch_alone_answers_with_the_same_bits_whatever_else_runs() {
+    check_all("nemotron-h-latent.gguf", Keeps::Both);
+}
+
+#[test]
+fn a_jamba_whose_channels_decay_value_by_value_answers_with_the_same_bits_whatever_else_runs() {
+    check_all("jamba.gguf", Keeps::Both);
+}
+
+#[test]
 fn a_mamba2_without_attention_answers_with_the_same_bits_whatever_else_runs() {
     check_all("mamba2.gguf", Keeps::States);
+}
+
+#[test]
+fn a_turn_of_a_conversation_computes_no_more_than_a_page_beyond_what_is_new() {
+    const ANSWER: usize = 47;
+    const SAID: u32 = 10;
+    for fixture in ["llama.gguf", "qwen35", "lfm2.gguf", "mamba2.gguf", "jamba.gguf"] {
+        let (activations, kv) = (Activations::Integer, KvDType::F16);
+        let setting = Setting { fixture, activations, kv, tokens_max: 64, slots: 3, pages: 60, threads: 1 };
+        let (mut engine, handle) = setting.engine(Speculation::Off);
+        let said = |count: u32, agent: u32| (0..count).map(move |at| (at * 37 + agent * 5 + 11) % 97);
+        let mut talks: Vec<Vec<u32>> = (0..3).map(|agent| said(38 - agent, agent).collect()).collect();
+        let mut known = [0; 3];
+        for turn in 0..3 {
+            let submit = |talk: &Vec<u32>| {
+                handle.submit(Request::new(talk.clone(), ANSWER, Sampling::greedy())).unwrap().remove(0)
+            };
+            let mut replies: Vec<Reply> = talks.iter().map(submit).collect();
+            while engine.turn() == Turn::Worked {}
+            for (agent, (reply, talk)) in (0..).zip(replies.iter_mut().zip(&mut talks)) {
+                let known = &mut known[agent as usize];
+                let prompt = talk.len();
+                let mut cached = 0;
+                while let Some(event) = reply.recv() {
+                    match event {
+                        Event::Started { cached_tokens, .. } => cached = cached_tokens,
+                        Event::Token { token, .. } => talk.push(token),
+                        Event::End { .. } => {}
+                        other => panic!("{other:?}"),
+                    }
+                }
+                assert_eq!(talk.len(), prompt + ANSWER, "{fixture}");
+                let (computed, new) = (prompt - cached, prompt - *known);
+                assert!(
+                    computed <= new + PAGE_TOKENS,
+                    "{fixture}: turn {turn} computed {computed} of {prompt} tokens, {new} of them new"
+                );
+                *known = talk.len();
+                talk.extend(said(SAID, agent + 7));
+            }
+        }
+        engine.assert_consistent();
+    }
 }

@@ -6,7 +6,7 @@ use fornax_code::Code;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
-use crate::{meeting, schema};
+use crate::{gbnf, meeting, schema};
 
 /// Bytes of one form.
 const FORM_BYTES_MAX: usize = 1 << 20;
@@ -20,7 +20,7 @@ pub enum Form {
     JsonObject,
     /// A match of this regular expression, from its first character to its last.
     Regex(String),
-    /// A sentence of this grammar, in Lark syntax.
+    /// A sentence of this grammar, in Lark's syntax or llama.cpp's (GBNF): there a rule has `::=`.
     Grammar(String),
     /// Exactly one of these.
     Choice(Vec<String>),
@@ -86,7 +86,7 @@ impl Form {
             Form::JsonSchema(schema) => json!({"schema": schema}),
             Form::JsonObject => json!({"object": {}}),
             Form::Regex(regex) => json!({"regex": regex}),
-            Form::Grammar(lark) => json!({"grammar": lark}),
+            Form::Grammar(text) => json!({"grammar": text}),
             Form::Choice(choices) => json!({"choice": choices}),
         }
     }
@@ -118,7 +118,7 @@ impl Form {
             }
             Form::JsonObject => "object".to_owned(),
             Form::Regex(regex) => format!("regex {regex}"),
-            Form::Grammar(lark) => format!("grammar {lark}"),
+            Form::Grammar(text) => format!("grammar {text}"),
             Form::Choice(choices) => format!("choice {}", json!(choices)),
         };
         if key.len() > FORM_BYTES_MAX {
@@ -146,6 +146,7 @@ impl Form {
                 // In parentheses, because two slashes with nothing between them begin a comment.
                 TopLevelGrammar::from_regex(&format!("(?:{regex})"))
             }
+            Form::Grammar(text) if gbnf::is_meant(text) => gbnf::written(text)?,
             Form::Grammar(lark) => {
                 meeting::check_grammar(lark)?;
                 TopLevelGrammar::from_lark(lark.clone())
@@ -186,6 +187,7 @@ mod tests {
             Form::JsonObject,
             Form::Regex("a|b\\".to_owned()),
             Form::Grammar("start: \"x\"".to_owned()),
+            Form::Grammar("root ::= \"x\"".to_owned()),
             Form::Choice(vec!["yes".to_owned(), String::new()]),
         ] {
             assert_eq!(Form::from_json(form.to_json()).as_ref(), Some(&form));

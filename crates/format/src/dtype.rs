@@ -73,6 +73,30 @@ pub enum DType {
     GPTQ_4,
     /// Four bits, as AWQ packs them: see [`Packing`](crate::Packing).
     AWQ_4,
+    /// Two bits, as GPTQ packs them.
+    GPTQ_2,
+    /// Three bits, as GPTQ packs them.
+    GPTQ_3,
+    /// Eight bits, as GPTQ packs them.
+    GPTQ_8,
+    /// One bit along words of 32, as compressed-tensors packs them.
+    PACKED_1,
+    /// Two bits along words of 32, as compressed-tensors and MLX pack them.
+    PACKED_2,
+    /// Three bits.
+    PACKED_3,
+    /// Four bits.
+    PACKED_4,
+    /// Five bits.
+    PACKED_5,
+    /// Six bits.
+    PACKED_6,
+    /// Seven bits.
+    PACKED_7,
+    /// Eight bits.
+    PACKED_8,
+    /// Four bits, as bitsandbytes packs them: nf4 and fp4.
+    BNB_4,
     /// 32 8-bit floats that share a power of two: what `--quant fp8` makes of float matrices; files have it nowhere.
     MXFP8,
     /// 8-bit floats as in FP8 checkpoints, of which 128 of a row share an f32 scale that lies before them: what such
@@ -137,6 +161,18 @@ const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
         (C64, None, "C64", 1, 8),
         (GPTQ_4, None, "GPTQ_4", 8, 4),
         (AWQ_4, None, "AWQ_4", 8, 4),
+        (GPTQ_2, None, "GPTQ_2", 16, 4),
+        (GPTQ_3, None, "GPTQ_3", 32, 12),
+        (GPTQ_8, None, "GPTQ_8", 4, 4),
+        (PACKED_1, None, "PACKED_1", 32, 4),
+        (PACKED_2, None, "PACKED_2", 16, 4),
+        (PACKED_3, None, "PACKED_3", 32, 12),
+        (PACKED_4, None, "PACKED_4", 8, 4),
+        (PACKED_5, None, "PACKED_5", 32, 20),
+        (PACKED_6, None, "PACKED_6", 16, 12),
+        (PACKED_7, None, "PACKED_7", 32, 28),
+        (PACKED_8, None, "PACKED_8", 4, 4),
+        (BNB_4, None, "BNB_4", 2, 1),
         (MXFP8, None, "MXFP8", 32, 33),
         (FP8_128, None, "FP8_128", 128, 132),
     ]

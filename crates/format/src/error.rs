@@ -21,9 +21,7 @@ pub enum Error {
 
     // Quantised safetensors.
     /// `quantization_config` describes what is not read.
-    #[error(
-        "config.json: quantization_config: {what} is not supported; supported are fp8 (e4m3), gptq and awq of 4 bits"
-    )]
+    #[error("config.json: quantization_config: {what} is not supported; docs/files.md lists what is")]
     Quantization {
         /// Method and detail.
         what: String,

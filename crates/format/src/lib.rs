@@ -20,6 +20,7 @@ mod reader;
 mod safetensors;
 mod table;
 mod view;
+pub mod write;
 
 pub use adapter::AdapterFiles;
 pub use checkpoint::Checkpoint;
@@ -28,6 +29,9 @@ pub use error::Error;
 pub use gguf::Gguf;
 pub use huggingface::{Dense, HuggingFace};
 pub use metadata::{Array, Metadata, Value};
-pub use packing::{AWQ_ORDER, Packing};
+pub use packing::{
+    AWQ_ORDER, CodeOrder, Factor, Float4, Grid, Integers, Nested, Packing, RunScale, Table as ValueTable,
+    Zero, ZeroOrder,
+};
 pub use safetensors::Safetensors;
 pub use view::View;

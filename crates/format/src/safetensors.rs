@@ -122,12 +122,11 @@ impl Safetensors {
         let mut packed = Packed { quantization, assemblies: Vec::new(), hidden: HashSet::new() };
         for view in self.table.views(&self.maps) {
             let has = |name: &str| self.table.find(name).is_some();
-            if quantization.skips(view.name) {
+            if packed.quantization.skips(view.name) {
                 packed.hidden.insert(view.name.into());
-            } else if let Some(assembly) = quantization.assembly(view.name, view.dtype, has)? {
-                let Assembly { main, scales, zeros, groups, .. } = &assembly;
-                packed.hidden.extend([main, scales].into_iter().chain(zeros).chain(groups).cloned());
-                self.try_assembled(quantization, &assembly)?;
+            } else if let Some(assembly) = packed.quantization.assembly(view.name, view.dtype, has)? {
+                packed.hidden.extend(assembly.tensors().cloned());
+                self.try_assembled(&packed.quantization, &assembly)?;
                 packed.assemblies.push(assembly);
             }
         }
@@ -159,19 +158,16 @@ impl Safetensors {
 
     fn assembled<'a>(&'a self, packed: &Packed, assembly: &'a Assembly) -> View<'a> {
         let view =
-            self.try_assembled(packed.quantization, assembly).expect("checked when the file was opened");
+            self.try_assembled(&packed.quantization, assembly).expect("checked when the file was opened");
         self.landing(view)
     }
 
     fn try_assembled<'a>(
         &'a self,
-        quantization: Quantization,
+        quantization: &Quantization,
         assembly: &'a Assembly,
     ) -> Result<View<'a>, Error> {
-        let Assembly { name, main, scales, zeros, groups } = assembly;
-        let view = |name: &str| self.table.view(name, &self.maps).expect("it is in the table");
-        let other = |name: &Option<Box<str>>| name.as_deref().map(view);
-        quantization.view(name, view(main), view(scales), other(zeros), other(groups))
+        quantization.view(assembly, |name| self.table.view(name, &self.maps))
     }
 
     /// The file, or the shards in the order in which the index first names them.

@@ -89,15 +89,11 @@ impl<'a> View<'a> {
                 block: self.dtype.block_values(),
             });
         };
-        let packing = match self.packing.as_deref() {
+        let packing = match self.packing.as_deref().map(|packing| packing.rows_from(range.start)) {
             None => None,
-            Some(Packing::Float8 { scales, block, first_row }) => Some(Box::new(Packing::Float8 {
-                scales: scales.clone(),
-                block: *block,
-                first_row: first_row + range.start,
-            })),
+            Some(Some(packing)) => Some(Box::new(packing)),
             // Their rows do not lie one after the other.
-            Some(Packing::Gptq { .. } | Packing::Awq { .. }) => {
+            Some(None) => {
                 return Err(Error::PackedRows { tensor: self.name.to_owned(), dtype: self.dtype });
             }
         };

@@ -17,6 +17,12 @@ pub enum Error {
     /// The tokenizer or the chat template.
     #[error(transparent)]
     Text(#[from] fornax_text::Error),
+    /// A file that cannot be quantised.
+    #[error(transparent)]
+    Quantize(#[from] crate::quantize::QuantizeError),
+    /// An adapter that cannot be loaded now.
+    #[error(transparent)]
+    Adapter(#[from] fornax_engine::AdapterRefusal),
     /// The device.
     #[error(transparent)]
     Compute(#[from] fornax_compute::Error),
@@ -173,6 +179,45 @@ pub enum Error {
         /// Index of the last token computed.
         position: usize,
     },
+    /// A picture that cannot be read, or a processor that does something else.
+    #[error(transparent)]
+    Picture(#[from] fornax_image::Error),
+    /// A picture was not seen, through no fault of its own.
+    #[error("{reason}")]
+    Unseen {
+        /// Why.
+        reason: String,
+    },
+    /// A picture's file that cannot be opened.
+    #[error("image {}: {error}", path.display())]
+    Image {
+        /// Where it should be.
+        path: std::path::PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// A file beside a model that has its own tower.
+    #[error("{} goes with a model in GGUF; this one has what reads images in its own folder", path.display())]
+    Projector {
+        /// The file.
+        path: std::path::PathBuf,
+    },
+    /// A tokenizer without the token that stands for a picture.
+    #[error(
+        "the tokenizer has no token {name:?}, which stands for an image; --no-images loads the model without them"
+    )]
+    NoPlaceholder {
+        /// The token's text.
+        name: &'static str,
+    },
+    /// A thread that the system does not give.
+    #[error("no thread for {what}: {error}")]
+    Thread {
+        /// What it is for.
+        what: &'static str,
+        /// What the system says.
+        error: std::io::Error,
+    },
     /// The caller stopped it.
     #[error("stopped before it was done")]
     Cancelled,
@@ -185,6 +230,8 @@ impl Error {
             Error::Format(error) => format_code(error),
             Error::Model(error) => model_code(error),
             Error::Text(error) => text_code(error),
+            Error::Quantize(error) => quantize_code(error),
+            Error::Adapter(refusal) => adapter_code(refusal),
             Error::Compute(error) => compute_code(error),
             Error::Private(error) => private_code(error),
             Error::DoesNotFit { .. } => Code::ModelDoesNotFit,
@@ -207,6 +254,12 @@ impl Error {
             Error::OutputTruncated { .. } => Code::OutputTruncated,
             Error::NumericFault { .. } => Code::NumericFault,
             Error::Cancelled => Code::Cancelled,
+            Error::Picture(fornax_image::Error::Processor { .. }) | Error::NoPlaceholder { .. } => {
+                Code::ModelUnsupported
+            }
+            Error::Picture(_) | Error::Image { .. } | Error::Projector { .. } => Code::InvalidInput,
+            Error::Unseen { .. } => Code::Internal,
+            Error::Thread { .. } => Code::OutOfMemory,
         }
     }
 }
@@ -219,6 +272,8 @@ impl From<fornax_chat::Error> for Error {
             Fault::NoTemplate(reason) => Error::ChatTemplate { reason },
             Fault::ToolsUnsupported(reason) => Error::ToolsUnsupported { reason },
             Fault::Form(error) | Fault::Said { error, .. } => Error::Form(error),
+            Fault::Unseen(fornax_chat::Unseen::GivenUp) => Error::Cancelled,
+            Fault::Unseen(unseen) => Error::Unseen { reason: unseen.to_string() },
             Fault::Text(error) => Error::Text(error),
         }
     }
@@ -281,6 +336,31 @@ fn model_code(error: &fornax_model::Error) -> Code {
         | Fault::TensorValue { .. } => Code::ModelCorrupt,
         Fault::Format(error) => format_code(error),
         Fault::Compute(error) => compute_code(error),
+    }
+}
+
+fn quantize_code(error: &crate::quantize::QuantizeError) -> Code {
+    use crate::quantize::QuantizeError as Fault;
+    match error {
+        Fault::NotGguf { .. } | Fault::Requantized { .. } | Fault::Importance { .. } => Code::InvalidInput,
+        Fault::Unsupported { .. } => Code::ModelUnsupported,
+        Fault::DiskFull { .. } => Code::DiskFull,
+        Fault::Write { reason, .. } => match reason.kind() {
+            std::io::ErrorKind::StorageFull => Code::DiskFull,
+            std::io::ErrorKind::Interrupted => Code::Cancelled,
+            std::io::ErrorKind::AlreadyExists => Code::InvalidInput,
+            _ => Code::Internal,
+        },
+    }
+}
+
+fn adapter_code(refusal: &fornax_engine::AdapterRefusal) -> Code {
+    use fornax_engine::AdapterRefusal as Fault;
+    match refusal {
+        Fault::Full { .. } | Fault::Leaving { .. } => Code::WrongState,
+        Fault::Unfit(error) => model_code(error),
+        Fault::Failed(failure) => failure.code(),
+        Fault::Engine(refusal) => refusal.code(),
     }
 }
 

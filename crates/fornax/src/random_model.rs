@@ -9,7 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use fornax_compute::SplitMix64;
-use fornax_format::DType;
+use fornax_format::write::{self as gguf, ALIGNMENT, Planned};
+use fornax_format::{Array, DType, Value};
 use half::{bf16, f16};
 
 /// A decoder by its numbers.
@@ -32,6 +33,14 @@ pub struct Shape {
     /// What stands in place of attention in all layers but every fourth.
     delta: Option<Delta>,
     experts: Option<Mixture>,
+}
+
+impl Shape {
+    /// The same for another context.
+    #[must_use]
+    pub const fn with_context(self, context: u32) -> Shape {
+        Shape { context, ..self }
+    }
 }
 
 /// Layers of the gated delta rule: heads and the sizes of a query, key and value. Attention of such a model has gates,
@@ -263,10 +272,14 @@ impl Tensor {
         let values = self.columns * self.rows.unwrap_or(1);
         self.dtype.bytes_for(values).expect("the type fits the columns")
     }
-}
 
-/// Where tensors begin.
-const ALIGNMENT: usize = 32;
+    /// As a file's header lists it.
+    fn planned(&self) -> Planned {
+        let rows = self.rows.map(|rows| rows / self.stacked.unwrap_or(1));
+        let shape = [self.stacked, rows, Some(self.columns)].into_iter().flatten().collect();
+        Planned { name: self.name.clone(), dtype: self.dtype, shape }
+    }
+}
 
 /// What a model's matrices are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -516,30 +529,14 @@ fn tensors(shape: &Shape, quant: Types) -> Vec<Tensor> {
 
 /// Metadata and the list of tensors, up to where data begins.
 fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
-    let metadata = metadata(shape, words);
-    let mut out = b"GGUF\x03\0\0\0".to_vec();
-    out.extend((tensors.len() as u64).to_le_bytes());
-    out.extend(metadata.keys.to_le_bytes());
-    out.extend(metadata.out);
-    let mut offset = 0u64;
-    for tensor in tensors {
-        put_string(&mut out, &tensor.name);
-        // Fastest dimension first.
-        let stacked = tensor.stacked.unwrap_or(1);
-        let sizes = [Some(tensor.columns), tensor.rows.map(|rows| rows / stacked), tensor.stacked];
-        let dimensions: Vec<u64> = sizes.into_iter().flatten().map(|size| size as u64).collect();
-        out.extend((dimensions.len() as u32).to_le_bytes());
-        out.extend(dimensions.iter().flat_map(|size| size.to_le_bytes()));
-        out.extend(tensor.dtype.ggml_id().expect("a type of GGUF").to_le_bytes());
-        out.extend(offset.to_le_bytes());
-        offset += tensor.bytes().next_multiple_of(ALIGNMENT) as u64;
-    }
-    out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
-    out
+    let Pairs(pairs) = metadata(shape, words);
+    let planned: Vec<Planned> = tensors.iter().map(Tensor::planned).collect();
+    let pairs = pairs.iter().map(|(key, value)| (key.as_str(), value));
+    gguf::header(pairs, &planned).expect("types of GGUF that fit their columns")
 }
 
-fn metadata(shape: &Shape, words: bool) -> Metadata {
-    let mut metadata = Metadata { keys: 0, out: Vec::new() };
+fn metadata(shape: &Shape, words: bool) -> Pairs {
+    let mut metadata = Pairs(Vec::new());
     metadata.string("general.architecture", shape.architecture);
     metadata.string("general.name", shape.name);
     if words {
@@ -578,81 +575,38 @@ fn metadata(shape: &Shape, words: bool) -> Metadata {
         ]);
     }
     for (key, value) in integers {
-        metadata.integer(&own(key), value);
+        metadata.put(&own(key), Value::U32(value));
     }
-    metadata.float(&own("attention.layer_norm_rms_epsilon"), 1e-6);
+    metadata.put(&own("attention.layer_norm_rms_epsilon"), Value::F32(1e-6));
     #[expect(clippy::cast_precision_loss, reason = "powers of ten that f32 holds")]
-    metadata.float(&own("rope.freq_base"), shape.rope_base as f32);
+    metadata.put(&own("rope.freq_base"), Value::F32(shape.rope_base as f32));
     if shape.delta.is_some() {
         // Of pairs: by time, height and width, about a third each.
         let pairs = rotating / 2;
         let time = pairs.div_ceil(3);
         let height = (pairs - time).div_ceil(2);
-        metadata.integers(&own("rope.dimension_sections"), &[time, height, pairs - time - height, 0]);
+        let sections = [time, height, pairs - time - height, 0].map(u32::cast_signed);
+        metadata.put(&own("rope.dimension_sections"), Value::Array(Array::I32(sections.to_vec())));
     }
     if words {
-        metadata.strings("tokenizer.ggml.tokens", &vocabulary(shape.vocab));
-        metadata.strings("tokenizer.ggml.merges", &[]);
-        metadata.integer("tokenizer.ggml.eos_token_id", shape.vocab - 1);
+        metadata.put("tokenizer.ggml.tokens", Value::Array(Array::String(vocabulary(shape.vocab))));
+        metadata.put("tokenizer.ggml.merges", Value::Array(Array::String(Vec::new())));
+        metadata.put("tokenizer.ggml.eos_token_id", Value::U32(shape.vocab - 1));
     }
     metadata
 }
 
-/// Keys and values as GGUF writes them.
-struct Metadata {
-    keys: u64,
-    out: Vec<u8>,
-}
+/// Keys and values in the order of the file.
+struct Pairs(Vec<(String, Value)>);
 
-impl Metadata {
-    // GGUF's numbers for the types of values.
-    const U32: u32 = 4;
-    const I32: u32 = 5;
-    const F32: u32 = 6;
-    const STRING: u32 = 8;
-    const ARRAY: u32 = 9;
-
-    fn key(&mut self, key: &str, kind: u32) {
-        self.keys += 1;
-        put_string(&mut self.out, key);
-        self.out.extend(kind.to_le_bytes());
+impl Pairs {
+    fn put(&mut self, key: &str, value: Value) {
+        self.0.push((key.to_owned(), value));
     }
 
     fn string(&mut self, key: &str, value: &str) {
-        self.key(key, Metadata::STRING);
-        put_string(&mut self.out, value);
+        self.put(key, Value::String(value.to_owned()));
     }
-
-    fn integer(&mut self, key: &str, value: u32) {
-        self.key(key, Metadata::U32);
-        self.out.extend(value.to_le_bytes());
-    }
-
-    fn float(&mut self, key: &str, value: f32) {
-        self.key(key, Metadata::F32);
-        self.out.extend(value.to_le_bytes());
-    }
-
-    fn list(&mut self, key: &str, kind: u32, count: usize) {
-        self.key(key, Metadata::ARRAY);
-        self.out.extend(kind.to_le_bytes());
-        self.out.extend((count as u64).to_le_bytes());
-    }
-
-    fn integers(&mut self, key: &str, values: &[u32]) {
-        self.list(key, Metadata::I32, values.len());
-        self.out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-    }
-
-    fn strings(&mut self, key: &str, values: &[String]) {
-        self.list(key, Metadata::STRING, values.len());
-        values.iter().for_each(|value| put_string(&mut self.out, value));
-    }
-}
-
-fn put_string(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
 }
 
 /// Every byte, as byte-level vocabularies spell them, then words with a space before them.

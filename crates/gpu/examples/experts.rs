@@ -8,7 +8,8 @@
 use std::time::Instant;
 
 use fornax_compute::{
-    Backend, Batch, Error, ExpertRoom, Experts, Glu, Memory, PAGE_TOKENS, PageId, Part, Purpose, Row, Token,
+    Backend, Batch, Between, Error, ExpertRoom, Experts, Glu, Memory, PAGE_TOKENS, PageId, Part, Purpose,
+    Row, Token,
 };
 use fornax_format::{DType, View};
 use fornax_gpu::{Buf, Cuda, CudaOptions, Weight};
@@ -26,7 +27,7 @@ struct Shape {
     each: usize,
     hidden: usize,
     ffn: usize,
-    glu: Glu,
+    between: Between,
 }
 
 struct Layer {
@@ -98,11 +99,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [shape, format, folder @ ..] = &args[..] else {
         return Err("experts SHAPE FORMAT [KERNEL_FOLDER]".into());
     };
-    let (name, glu) = (shape.as_str(), Glu::Silu);
+    let (name, between) = (shape.as_str(), Between::Gates(Glu::Silu));
     let shape = match name {
-        "qwen3" => Shape { layers: 3, experts: 128, each: 8, hidden: 2048, ffn: 768, glu },
-        "mixtral" => Shape { layers: 2, experts: 8, each: 2, hidden: 4096, ffn: 14_336, glu },
-        "gpt-oss" => Shape { layers: 3, experts: 32, each: 4, hidden: 2880, ffn: 2880, glu: Glu::Clamped },
+        "qwen3" => Shape { layers: 3, experts: 128, each: 8, hidden: 2048, ffn: 768, between },
+        "mixtral" => Shape { layers: 2, experts: 8, each: 2, hidden: 4096, ffn: 14_336, between },
+        "gpt-oss" => {
+            let between = Between::Gates(Glu::Clamped);
+            Shape { layers: 3, experts: 32, each: 4, hidden: 2880, ffn: 2880, between }
+        }
         _ => return Err("SHAPE is qwen3, mixtral or gpt-oss".into()),
     };
     let dtype = match format.as_str() {
@@ -118,7 +122,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         kernel_folder: folder.first().map(Into::into),
         ..CudaOptions::default()
     })?;
-    let Shape { layers, experts, each, hidden, ffn, glu } = shape;
+    let Shape { layers, experts, each, hidden, ffn, between } = shape;
     println!("{name} in {format}: {each} of {experts} experts of {hidden} and {ffn}");
 
     let mut random = Random(1);
@@ -170,7 +174,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     stack.iter().try_for_each(|layer| {
                         let (gate_up, down) = (&layer.gate_up, &layer.down);
                         let (gate_up_bias, down_bias) = (None, None);
-                        let experts = Experts { count: experts, gate_up, gate_up_bias, down, down_bias, glu };
+                        let experts =
+                            Experts { count: experts, gate_up, gate_up_bias, down, down_bias, between };
                         cuda.experts(&step, &experts, &layer.chosen, &x, &mut room, &mut residual)
                     })
                 })
@@ -198,7 +203,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         cuda.write(&mut rows, 0, x)?;
         cuda.write(&mut sums, 0, &vec![0.0; tokens * hidden])?;
         let (gate_up, down, gate_up_bias, down_bias) = (&layer.gate_up, &layer.down, None, None);
-        let experts = Experts { count: experts, gate_up, gate_up_bias, down, down_bias, glu };
+        let experts = Experts { count: experts, gate_up, gate_up_bias, down, down_bias, between };
         let step = cuda.begin(&batch(tokens))?;
         cuda.experts(&step, &experts, &layer.chosen, &rows, &mut room, &mut sums)?;
         cuda.finish(step)?;

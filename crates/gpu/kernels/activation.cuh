@@ -16,3 +16,16 @@ DEVICE float relu_squared(float x) { return x < 0.0f ? 0.0f : __fmul_rn(x, x); }
 DEVICE float sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 DEVICE float soft_cap(float x, float cap) { return __fmul_rn(cap, tanhf(__fdiv_rn(x, cap))); }
+
+enum Function { SCALE, SOFT_CAP, GELU, GELU_TANH, RELU, RELU_SQUARED };
+DEVICE float of_value(int function, float parameter, float value) {
+    switch (function) {
+        case SCALE: return __fmul_rn(value, parameter);
+        case SOFT_CAP: return soft_cap(value, parameter);
+        case GELU: return gelu(value);
+        case GELU_TANH: return gelu_tanh(value);
+        case RELU: return value < 0.0f ? 0.0f : value;
+        case RELU_SQUARED: return relu_squared(value);
+    }
+    return value;
+}

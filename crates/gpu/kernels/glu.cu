@@ -28,3 +28,13 @@ KERNEL glu_clamped(Step step, int each, const float* gate_up, float* out, int co
         return __fmul_rn(__fdiv_rn(gate, 1.0f + expf(-1.702f * gate)), up + 1.0f);
     });
 }
+
+// x = a function of each value, for what has no gates.
+KERNEL of_values(Step step, int each, int number, float parameter, float* x, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (k >= columns || r >= (long)step_rows(step, 0) * each) return;
+    x[r * columns + k] = of_value(number, parameter, x[r * columns + k]);
+}

@@ -69,8 +69,6 @@ KERNEL gather(Step step, const float* x, float* out, int columns) {
     out[r * columns + k] = x[(long)step.wanted[r] * columns + k];
 }
 
-enum Function { SCALE, SOFT_CAP, GELU, GELU_TANH, RELU, RELU_SQUARED };
-
 // x = a function of each value.
 KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x, int columns) {
     let_next_start();
@@ -78,17 +76,7 @@ KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x,
     const int k = blockIdx.x * blockDim.x + threadIdx.x;
     const long r = blockIdx.y;
     if (k >= columns || r >= step_rows(step, wanted)) return;
-    const float value = x[r * columns + k];
-    float result = value;
-    switch (function) {
-        case SCALE: result = __fmul_rn(value, parameter); break;
-        case SOFT_CAP: result = soft_cap(value, parameter); break;
-        case GELU: result = gelu(value); break;
-        case GELU_TANH: result = gelu_tanh(value); break;
-        case RELU: result = value < 0.0f ? 0.0f : value; break;
-        case RELU_SQUARED: result = relu_squared(value); break;
-    }
-    x[r * columns + k] = result;
+    x[r * columns + k] = of_value(function, parameter, x[r * columns + k]);
 }
 
 enum Pooling { MEAN, FIRST, LAST };

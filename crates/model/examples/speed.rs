@@ -18,7 +18,8 @@ use std::time::Instant;
 
 use fornax_compute::cpu::{Cpu, CpuOptions, Simd};
 use fornax_compute::{
-    Backend, Batch, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, PageId, Row, SampleRow, Sampling, Token,
+    Backend, Batch, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, PageId, Row, RowState, SampleRow,
+    Sampling, Token,
 };
 use fornax_format::Checkpoint;
 use fornax_model::{Config, Limits, Model, load};
@@ -42,14 +43,21 @@ impl Rig {
             let pages = CONTEXT / PAGE_TOKENS;
             let table =
                 |_: &KvGroup| (0..pages).map(|page| PageId((1 + slot * pages + page) as u32)).collect();
+            let (states, paged): (Vec<_>, Vec<_>) =
+                self.groups.iter().partition(|group| group.kind.is_state());
             let row = Row {
                 slot: slot as u32,
                 start: start as u32,
                 len: tokens.len() as u32,
-                pages: self.groups.iter().map(table).collect(),
+                pages: paged.into_iter().map(table).collect(),
                 wanted: wanted.into(),
             };
             batch.push(row, tokens.iter().copied());
+            let own = PageId(1 + slot as u32);
+            let state = RowState { from: (start > 0).then_some(own), to: own, saves: Vec::new() };
+            if !states.is_empty() {
+                batch.states.push(vec![state; states.len()]);
+            }
         }
         let mut step = self.backend.begin(&batch).unwrap();
         self.model.forward(&self.backend, &mut self.kv, &step).unwrap();
@@ -93,7 +101,10 @@ fn main() {
     let backend = Cpu::new(options).unwrap();
     let limits = Limits { tokens_max: 512, wanted_max: STREAMS };
     let model = load(&checkpoint, &config, &backend, limits, &mut |_, _| {}).unwrap();
-    let groups = config.kv_groups(1 + STREAMS * CONTEXT / PAGE_TOKENS);
+    let mut groups = config.kv_groups(1 + STREAMS * CONTEXT / PAGE_TOKENS);
+    // A sequence has one state, however long it is.
+    let states = groups.iter_mut().filter(|group| group.kind.is_state());
+    states.for_each(|group| group.pages = 1 + STREAMS);
     let kv = backend.alloc_kv(&KvSpec { groups: groups.clone(), dtype: KvDType::F16 }).unwrap();
     let load = start.elapsed().as_secs_f64();
     let mut rig = Rig { backend, model, kv, groups, vocab: config.vocab as u32 };

@@ -74,6 +74,17 @@ pub enum AdapterFault {
     /// Nothing in it.
     #[error("it has no tensors")]
     Empty,
+    /// More than there is room for.
+    #[error("its rank is {rank}; there is room for adapters of rank {most}")]
+    Rank {
+        /// Its rank.
+        rank: usize,
+        /// The largest that there is room for.
+        most: usize,
+    },
+    /// A model that was loaded without room for adapters that come later.
+    #[error("the model was loaded without room for adapters that come later")]
+    NoRoom,
     /// An encoder.
     #[error("{architecture} is an encoder; adapters are for decoders")]
     Encoder {
@@ -237,6 +248,39 @@ impl Adapter {
         }
         Ok(changes)
     }
+}
+
+/// What adapters that come while a model is loaded are checked against.
+pub(crate) struct Later {
+    pub(crate) config: Config,
+    /// What the model says that it is.
+    pub(crate) served: Option<String>,
+}
+
+impl Later {
+    /// Refuses an adapter that is not for this model, or larger than the room for it.
+    pub(crate) fn check(&self, adapter: &Adapter) -> Result<(), Error> {
+        let (rank, most) = (adapter.rank, self.config.adapter_room.rank);
+        if rank > most {
+            return Err(Error::Adapter {
+                adapter: adapter.name.clone(),
+                fault: AdapterFault::Rank { rank, most },
+            });
+        }
+        adapter.check(&self.config, self.served.as_deref())
+    }
+}
+
+/// Rows and columns of those of the tensors that an adapter may change in a layer.
+pub(crate) fn matrices(config: &Config, tensors: &[Tensor], layer: usize) -> Vec<[usize; 2]> {
+    if config.pooling.is_some() {
+        return Vec::new();
+    }
+    let rows =
+        tensors.iter().filter_map(|tensor| changeable(config, layer).find(|row| row.tensor == *tensor));
+    rows.filter(|row| row.hugging_face.is_some())
+        .map(|row| [row.shape[0].size(config, layer), row.shape[1].size(config, layer)])
+        .collect()
 }
 
 /// The two matrices beside one weight.

@@ -132,6 +132,11 @@ fn check_keys<M: Memory>(loader: &Loader<'_, M>, layer: usize) -> Result<(), cra
 }
 
 impl<B: Backend> Attention<B> {
+    /// What adapters change of it.
+    pub(crate) fn changes(&mut self) -> [&mut Changes<B>; 3] {
+        [&mut self.qkv_changes, &mut self.gate_changes, &mut self.output_changes]
+    }
+
     /// The norm of what it reads.
     pub(crate) fn norm(&self) -> Option<&Norm<B::Buf>> {
         self.norm.as_ref()

@@ -48,6 +48,11 @@ impl<M: Memory> Convolution<M> {
 }
 
 impl<B: Backend> Convolution<B> {
+    /// What adapters change of it.
+    pub(crate) fn changes(&mut self) -> [&mut Changes<B>; 2] {
+        [&mut self.mixed_changes, &mut self.output_changes]
+    }
+
     /// `residual` += its convolution.
     pub(crate) fn forward(
         &self,

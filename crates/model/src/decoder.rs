@@ -3,17 +3,19 @@
 
 use fornax_compute::{Backend, Error, Heads, Memory, Norm, Pointwise, Purpose, Role, Rope, Rows};
 
+use crate::adapter::Later;
 use crate::attention::Attention;
+use crate::channels::ByChannel;
 use crate::conv::Convolution;
 use crate::delta::DeltaNet;
 use crate::experts::{ExpertActivations, Experts};
 use crate::layer_inputs::{Input, InputRoom, Table};
-use crate::loader::Loader;
+use crate::loader::{Changes, Loader};
 use crate::mlp::Mlp;
 use crate::names::Tensor;
 use crate::recurrent::StateRoom;
 use crate::scan::Scan;
-use crate::{Limits, Mixer, Model, Rotary};
+use crate::{Adapter, AdapterRoom, Limits, Mixer, Model, Rotary, Stage, no_room};
 
 /// Weights and activations.
 pub(crate) struct Decoder<M: Memory> {
@@ -21,7 +23,12 @@ pub(crate) struct Decoder<M: Memory> {
     entry: Option<Entry<M>>,
     layers: Vec<Layer<M>>,
     exit: Option<Exit<M>>,
+    /// Width of the residual stream.
+    hidden: usize,
+    /// How many of the first layers add what lies behind the values of given rows.
+    levels: usize,
     adapters: u32,
+    later: Option<Later>,
     activations: Activations<M>,
 }
 
@@ -38,6 +45,7 @@ enum LayerMixer<M: Memory> {
     Delta(Box<DeltaNet<M>>),
     Conv(Box<Convolution<M>>),
     Scan(Box<Scan<M>>),
+    ChannelScan(Box<ByChannel<M>>),
     Beside(Box<Scan<M>>, Box<Attention<M>>, Rotary),
     None,
 }
@@ -62,9 +70,17 @@ impl<M: Memory> Decoder<M> {
         let exit = if stage.heads { Some(Exit::load(loader)?) } else { None };
         let layers =
             stage.layers.clone().map(|layer| Layer::load(loader, layer)).collect::<Result<_, _>>()?;
-        let adapters = loader.adapters();
+        let (adapters, later) = (loader.adapters(), loader.later());
         let activations = Activations::alloc(loader, limits)?;
-        Ok(Decoder { rotation, entry, layers, exit, adapters, activations })
+        let levels = loader.config.levels.unwrap_or(0);
+        if levels > 0 && *stage != Stage::whole(loader.config) {
+            return Err(crate::Error::Unsupported {
+                what: format!("{levels} layers that add to given rows, in a part of a model"),
+                supported: "all layers on one device".to_owned(),
+            });
+        }
+        let hidden = loader.config.hidden;
+        Ok(Decoder { rotation, entry, layers, exit, hidden, levels, adapters, later, activations })
     }
 }
 
@@ -78,6 +94,9 @@ impl<M: Memory> Layer<M> {
                 Mixer::Delta(delta) => LayerMixer::Delta(Box::new(DeltaNet::load(loader, layer, delta)?)),
                 Mixer::Conv(conv) => LayerMixer::Conv(Box::new(Convolution::load(loader, layer, conv)?)),
                 Mixer::Scan(scan) => LayerMixer::Scan(Box::new(Scan::load(loader, layer, scan)?)),
+                Mixer::ChannelScan(scan) => {
+                    LayerMixer::ChannelScan(Box::new(ByChannel::load(loader, layer, scan)?))
+                }
                 Mixer::Beside(attention, scan) => LayerMixer::Beside(
                     Box::new(Scan::load(loader, layer, scan)?),
                     Box::new(Attention::load(loader, layer)?),
@@ -103,11 +122,11 @@ impl<M: Memory> Layer<M> {
 
 impl<B: Backend> Model<B> for Decoder<B> {
     fn forward(&mut self, backend: &B, kv: &mut B::Kv, step: &B::Step) -> Result<(), Error> {
-        let Decoder { rotation, entry, layers, exit, activations: a, .. } = self;
+        let Decoder { rotation, entry, layers, exit, hidden, levels, activations: a, .. } = self;
         if let Some(entry) = entry {
             entry.embed(backend, step, a)?;
         }
-        for layer in layers {
+        for (at, layer) in layers.iter_mut().enumerate() {
             if let FeedForward::Dense(mlp) = &layer.feed_forward {
                 mlp.look(backend, step, a)?;
             }
@@ -118,6 +137,7 @@ impl<B: Backend> Model<B> for Decoder<B> {
                 LayerMixer::Delta(delta) => delta.forward(backend, step, kv, a)?,
                 LayerMixer::Conv(conv) => conv.forward(backend, step, kv, a)?,
                 LayerMixer::Scan(scan) => scan.forward(backend, step, kv, a)?,
+                LayerMixer::ChannelScan(scan) => scan.forward(backend, step, kv, a)?,
                 LayerMixer::Beside(scan, attention, rotary) => {
                     scan.look(backend, step, attention.norm(), kv, a)?;
                     attention.forward(backend, step, rotation.of(*rotary), kv, a)?;
@@ -132,6 +152,9 @@ impl<B: Backend> Model<B> for Decoder<B> {
             }
             if let Some(input) = &layer.input {
                 input.forward(backend, step, a)?;
+            }
+            if at < *levels {
+                backend.add_given(step, (at + 1) * *hidden, &mut a.residual)?;
             }
             if let Some(scale) = layer.scale {
                 backend.pointwise(step, Rows::Tokens, Pointwise::Scale(scale), &mut a.residual)?;
@@ -160,6 +183,57 @@ impl<B: Backend> Model<B> for Decoder<B> {
     fn adapters(&self) -> u32 {
         self.adapters
     }
+
+    fn adapter_room(&self) -> AdapterRoom {
+        self.later.as_ref().map_or_else(AdapterRoom::default, |later| later.config.adapter_room)
+    }
+
+    fn set_adapter(
+        &mut self,
+        backend: &B,
+        place: u32,
+        adapter: Option<&Adapter>,
+    ) -> Result<(), crate::Error> {
+        let Some(later) = &self.later else { return Err(no_room(adapter)) };
+        let (first, room) = (self.adapters as usize, later.config.adapter_room.adapters);
+        let place = place as usize;
+        assert!((first..first + room).contains(&place), "place {place} is for adapters that come later");
+        if let Some(adapter) = adapter {
+            later.check(adapter)?;
+        }
+        let changes: Vec<_> = self.layers.iter_mut().flat_map(Layer::changes).collect();
+        // All of it before any is put in, so that what fails changes nothing.
+        let made = changes.iter().map(|changes| match adapter {
+            Some(adapter) => changes.of(&later.config, backend, adapter),
+            None => Ok(Vec::new()),
+        });
+        let made = made.collect::<Result<Vec<_>, _>>()?;
+        changes.into_iter().zip(made).for_each(|(changes, made)| changes.put(place, made));
+        Ok(())
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    /// What adapters change of it.
+    fn changes(&mut self) -> Vec<&mut Changes<B>> {
+        let mut changes = Vec::new();
+        match &mut self.mixer {
+            LayerMixer::Attention(attention, _) => changes.extend(attention.changes()),
+            LayerMixer::Delta(delta) => changes.extend(delta.changes()),
+            LayerMixer::Conv(conv) => changes.extend(conv.changes()),
+            LayerMixer::Scan(scan) => changes.push(scan.changes()),
+            LayerMixer::ChannelScan(scan) => changes.push(scan.changes()),
+            LayerMixer::Beside(scan, attention, _) => {
+                changes.push(scan.changes());
+                changes.extend(attention.changes());
+            }
+            LayerMixer::None => {}
+        }
+        if let FeedForward::Dense(mlp) = &mut self.feed_forward {
+            changes.extend(mlp.changes());
+        }
+        changes
+    }
 }
 
 /// The frequencies that layers rotate by.
@@ -176,6 +250,8 @@ impl<M: Memory> Rotation<M> {
                 frequencies: loader.memory.upload_values(&rope.frequencies())?,
                 pairs: rope.dims / 2,
                 magnitude: rope.magnitude(),
+                // Where only tokens are read all sections are the same.
+                sections: if config.levels.is_some() { config.sections.clone() } else { Vec::new() },
             })
         };
         let rotates = |rope: &&crate::Rope| rope.dims > 0;
@@ -350,7 +426,7 @@ impl<M: Memory> Activations<M> {
             })
         };
         let state = |widths| StateRoom::alloc(memory, widths, limits);
-        let experts = |mixture| ExpertActivations::alloc(memory, config.hidden, mixture, limits);
+        let experts = |mixture| ExpertActivations::alloc(memory, config, mixture, limits);
         Ok(Activations {
             residual: memory.alloc(Purpose::Residual, tokens_max, config.hidden)?,
             branch: tokens(config.hidden)?,

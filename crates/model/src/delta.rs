@@ -78,6 +78,11 @@ impl<M: Memory> DeltaNet<M> {
 }
 
 impl<B: Backend> DeltaNet<B> {
+    /// What adapters change of it.
+    pub(crate) fn changes(&mut self) -> [&mut Changes<B>; 2] {
+        [&mut self.mixed_changes, &mut self.output_changes]
+    }
+
     /// `residual` += what the matrices say of it.
     pub(crate) fn forward(
         &self,
@@ -87,7 +92,7 @@ impl<B: Backend> DeltaNet<B> {
         a: &mut Activations<B>,
     ) -> Result<(), Error> {
         let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?;
-        let StateRoom { mixed, convolved, read } = &mut a.states[self.room];
+        let StateRoom { mixed, convolved, read, .. } = &mut a.states[self.room];
         let read = read.as_mut().expect("allocated for such layers");
         backend.linear(step, Rows::Tokens, &self.mixed, None, x, mixed)?;
         if !self.mixed_changes.is_empty() {

@@ -2,30 +2,31 @@
 //! every token takes, as it is or with a share of its own.
 
 use fornax_compute::{
-    Backend, Error, ExpertRoom, Glu, Memory, Norm, Pointwise, Purpose, Role, Routing, Rows,
+    Backend, Between, Error, ExpertRoom, Memory, Norm, Pointwise, Purpose, Role, Routing, Rows,
 };
 
 use crate::decoder::{Activations, InnerRoom, inner_room, norm};
 use crate::loader::Loader;
 use crate::names::Tensor;
-use crate::{Limits, Mixture};
+use crate::{Config, Limits, Mixture};
 
 pub(crate) struct Experts<M: Memory> {
     norm: Norm<M::Buf>,           // (hidden)
     router: M::Weight,            // (experts, hidden)
     router_bias: Option<M::Buf>,  // (experts)
     correction: Option<M::Buf>,   // (experts): added to scores for the choice alone
-    gate_up: M::Weight,           // (experts, 2 ffn, hidden): of each expert gate, then up
-    gate_up_bias: Option<M::Buf>, // (experts, 2 ffn)
-    down: M::Weight,              // (experts, hidden, ffn)
-    down_bias: Option<M::Buf>,    // (experts, hidden)
+    gate_up: M::Weight, // (experts, 2 ffn, width): of each expert gate, then up; (experts, ffn, width) without gates
+    gate_up_bias: Option<M::Buf>, // (experts, 2 ffn), or (experts, ffn)
+    down: M::Weight,    // (experts, width, ffn)
+    down_bias: Option<M::Buf>, // (experts, width)
     shared: Option<Shared<M>>,
+    narrow: Option<Narrow<M>>,
     router_scales: Option<M::Buf>, // (experts)
     apart: Option<Apart<M>>,
     /// Which of the step's buffers are for such experts.
     room: usize,
     routing: Routing,
-    glu: Glu,
+    between: Between,
     /// What all of it is multiplied by before it is added.
     scale: f32,
 }
@@ -33,10 +34,92 @@ pub(crate) struct Experts<M: Memory> {
 /// The expert that every token takes.
 struct Shared<M: Memory> {
     router: Option<M::Weight>, // (1, hidden)
-    gate_up: M::Weight,        // (2 ffn, hidden)
+    gate_up: M::Weight,        // (2 ffn, hidden), or (ffn, hidden)
     down: M::Weight,           // (hidden, ffn)
     /// Which of the step's buffers are as wide.
     room: usize,
+}
+
+impl<M: Memory> Shared<M> {
+    fn load(
+        loader: &mut Loader<'_, M>,
+        between: Between,
+        layer: usize,
+    ) -> Result<Option<Shared<M>>, crate::Error> {
+        if !loader.has(Tensor::SharedUp, layer) {
+            return Ok(None);
+        }
+        let (role, tensors): (Role, &[Tensor]) = match between {
+            Between::Gates(glu) => {
+                (Role::Gates { glu, adapted: false }, &[Tensor::SharedGate, Tensor::SharedUp])
+            }
+            Between::Function(_) => (Role::Tokens, &[Tensor::SharedUp]),
+        };
+        Ok(Some(Shared {
+            router: match loader.has(Tensor::SharedRouter, layer) {
+                true => Some(loader.weight(&[Tensor::SharedRouter], layer)?),
+                false => None,
+            },
+            gate_up: loader.weight_for(role, tensors, layer)?,
+            down: loader.weight(&[Tensor::SharedDown], layer)?,
+            room: inner_room(loader, layer),
+        }))
+    }
+}
+
+impl<B: Backend> Shared<B> {
+    /// What its second product reads.
+    fn inner<'r>(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        between: Between,
+        x: &B::Buf,
+        room: &'r mut InnerRoom<B>,
+    ) -> Result<&'r B::Buf, Error> {
+        let InnerRoom { gate_up, gated } = room;
+        backend.matmul(step, Rows::Tokens, &self.gate_up, x, gate_up)?;
+        match between {
+            Between::Gates(glu) => {
+                let gated = gated.as_mut().expect("what has gates has room for what they make");
+                backend.glu(step, glu, gate_up, gated)?;
+                Ok(gated)
+            }
+            Between::Function(function) => {
+                backend.pointwise(step, Rows::Tokens, function, gate_up)?;
+                Ok(gate_up)
+            }
+        }
+    }
+}
+
+/// What the chosen experts read and add up to is narrower than the residual stream.
+struct Narrow<M: Memory> {
+    down: M::Weight,       // (width, hidden)
+    up: M::Weight,         // (hidden, width)
+    nothing: Norm<M::Buf>, // (width): weights of zero, which make the zeros that experts add to
+}
+
+impl<M: Memory> Narrow<M> {
+    fn load(
+        loader: &mut Loader<'_, M>,
+        mixture: &Mixture,
+        layer: usize,
+    ) -> Result<Option<Narrow<M>>, crate::Error> {
+        let Some(width) = mixture.narrow else { return Ok(None) };
+        if loader.config.residual_scale != 1.0 {
+            return Err(crate::Error::Unsupported {
+                what: "experts of another width whose sum is scaled".to_owned(),
+                supported: "experts as wide as the residual stream".to_owned(),
+            });
+        }
+        let zeros = loader.memory.upload_values(&vec![0.0; width])?;
+        Ok(Some(Narrow {
+            down: loader.weight(&[Tensor::ExpertsNarrow], layer)?,
+            up: loader.weight(&[Tensor::ExpertsWiden], layer)?,
+            nothing: Norm::rms(zeros, loader.config.norm_eps),
+        }))
+    }
 }
 
 /// Norms of models whose experts stand beside what every token takes: each reads and adds by norms of its own.
@@ -90,37 +173,32 @@ impl<M: Memory> Experts<M> {
             });
         }
         let missing = || crate::Error::MissingTensor { tensor: format!("{:?}", Tensor::MlpNorm) };
+        let between = match loader.config.gated() {
+            true => Between::Gates(loader.config.glu),
+            false => Between::Function(loader.config.function),
+        };
+        let (first, first_biases): (&[Tensor], &[Tensor]) = match between {
+            Between::Gates(_) => {
+                (&[Tensor::ExpertGate, Tensor::ExpertUp], &[Tensor::ExpertGateBias, Tensor::ExpertUpBias])
+            }
+            Between::Function(_) => (&[Tensor::ExpertUp], &[Tensor::ExpertUpBias]),
+        };
         Ok(Experts {
             norm: norm(loader, Tensor::MlpNorm, None, layer)?.ok_or_else(missing)?,
             router: loader.weight(&[Tensor::Router], layer)?,
             router_bias: loader.opt_vector(&[Tensor::RouterBias], layer)?,
             correction: loader.opt_vector(&[Tensor::RouterCorrection], layer)?,
-            gate_up: loader.experts(&[Tensor::ExpertGate, Tensor::ExpertUp], layer)?,
-            gate_up_bias: loader
-                .opt_experts_vector(&[Tensor::ExpertGateBias, Tensor::ExpertUpBias], layer)?,
+            gate_up: loader.experts(first, layer)?,
+            gate_up_bias: loader.opt_experts_vector(first_biases, layer)?,
             down: loader.experts(&[Tensor::ExpertDown], layer)?,
             down_bias: loader.opt_experts_vector(&[Tensor::ExpertDownBias], layer)?,
-            shared: match loader.has(Tensor::SharedUp, layer) {
-                true => Some(Shared {
-                    router: match loader.has(Tensor::SharedRouter, layer) {
-                        true => Some(loader.weight(&[Tensor::SharedRouter], layer)?),
-                        false => None,
-                    },
-                    gate_up: loader.weight_for(
-                        Role::Gates { glu: loader.config.glu, adapted: false },
-                        &[Tensor::SharedGate, Tensor::SharedUp],
-                        layer,
-                    )?,
-                    down: loader.weight(&[Tensor::SharedDown], layer)?,
-                    room: inner_room(loader, layer),
-                }),
-                false => None,
-            },
+            shared: Shared::load(loader, between, layer)?,
+            narrow: Narrow::load(loader, mixture, layer)?,
             router_scales: loader.opt_vector(&[Tensor::ExpertScales], layer)?,
             apart: Apart::load(loader, layer)?,
             room: mixtures.iter().position(|other| other == mixture).expect("the layer's own are there"),
             routing: mixture.routing,
-            glu: loader.config.glu,
+            between,
             scale: loader.config.residual_scale,
         })
     }
@@ -142,26 +220,39 @@ impl<B: Backend> Experts<B> {
         let together = self.shared.as_ref().zip(a.room.as_mut()).filter(|_| self.scale != 1.0);
         if let Some((shared, sum)) = together {
             // What every token takes is where the sum begins, which is scaled before it is added.
-            let InnerRoom { gate_up, gated: Some(gated) } = &mut a.inner[shared.room] else { return Ok(()) };
-            backend.matmul(step, tokens, &shared.gate_up, &a.branch, gate_up)?;
-            backend.glu(step, self.glu, gate_up, gated)?;
-            backend.matmul(step, tokens, &shared.down, gated, sum)?;
+            let inner = shared.inner(backend, step, self.between, &a.branch, &mut a.inner[shared.room])?;
+            backend.matmul(step, tokens, &shared.down, inner, sum)?;
             backend.experts(step, &experts, &room.chosen, &a.branch, &mut room.inner, sum)?;
             backend.pointwise(step, tokens, Pointwise::Scale(self.scale), sum)?;
             return backend.add(step, tokens, sum, &mut a.residual);
         }
-        backend.experts(step, &experts, &room.chosen, &a.branch, &mut room.inner, &mut a.residual)?;
-        let Some(shared) = &self.shared else { return Ok(()) };
-        let InnerRoom { gate_up, gated: Some(gated) } = &mut a.inner[shared.room] else { return Ok(()) };
-        if let Some(router) = &shared.router {
-            backend.matmul(step, tokens, router, &a.branch, &mut room.share)?;
+        match (&self.narrow, &mut room.narrow) {
+            (Some(narrow), Some(own)) => {
+                backend.matmul(step, tokens, &narrow.down, &a.branch, &mut own.x)?;
+                backend.norm(step, tokens, &narrow.nothing, &own.x, &mut own.sum)?;
+                backend.experts(step, &experts, &room.chosen, &own.x, &mut room.inner, &mut own.sum)?;
+            }
+            _ => {
+                backend.experts(step, &experts, &room.chosen, &a.branch, &mut room.inner, &mut a.residual)?
+            }
         }
-        backend.matmul(step, tokens, &shared.gate_up, &a.branch, gate_up)?;
-        backend.glu(step, self.glu, gate_up, gated)?;
-        backend.matmul(step, tokens, &shared.down, gated, &mut a.branch)?;
-        match &shared.router {
-            Some(_) => backend.add_gated(step, &room.share, &a.branch, &mut a.residual),
-            None => backend.add(step, tokens, &a.branch, &mut a.residual),
+        if let Some(shared) = &self.shared {
+            if let Some(router) = &shared.router {
+                backend.matmul(step, tokens, router, &a.branch, &mut room.share)?;
+            }
+            let inner = shared.inner(backend, step, self.between, &a.branch, &mut a.inner[shared.room])?;
+            backend.matmul(step, tokens, &shared.down, inner, &mut a.branch)?;
+            match &shared.router {
+                Some(_) => backend.add_gated(step, &room.share, &a.branch, &mut a.residual)?,
+                None => backend.add(step, tokens, &a.branch, &mut a.residual)?,
+            }
+        }
+        match (&self.narrow, &room.narrow) {
+            (Some(narrow), Some(own)) => {
+                backend.matmul(step, tokens, &narrow.up, &own.sum, &mut a.branch)?;
+                backend.add(step, tokens, &a.branch, &mut a.residual)
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -174,7 +265,7 @@ impl<B: Backend> Experts<B> {
             gate_up_bias: self.gate_up_bias.as_ref(),
             down: &self.down,
             down_bias: self.down_bias.as_ref(),
-            glu: self.glu,
+            between: self.between,
         }
     }
 
@@ -187,12 +278,10 @@ impl<B: Backend> Experts<B> {
         a: &mut Activations<B>,
     ) -> Result<(), Error> {
         let tokens = Rows::Tokens;
-        let InnerRoom { gate_up, gated: Some(gated) } = &mut a.inner[shared.room] else { return Ok(()) };
         let (Some(both), Some(sum)) = (&mut a.room, &mut a.sum) else { return Ok(()) };
         backend.norm(step, tokens, &self.norm, &a.residual, &mut a.branch)?;
-        backend.matmul(step, tokens, &shared.gate_up, &a.branch, gate_up)?;
-        backend.glu(step, self.glu, gate_up, gated)?;
-        backend.matmul(step, tokens, &shared.down, gated, &mut a.branch)?;
+        let inner = shared.inner(backend, step, self.between, &a.branch, &mut a.inner[shared.room])?;
+        backend.matmul(step, tokens, &shared.down, inner, &mut a.branch)?;
         backend.norm(step, tokens, &apart.shared_post, &a.branch, both)?;
 
         let room = &mut a.experts[self.room];
@@ -218,11 +307,24 @@ pub(crate) struct ExpertActivations<M: Memory> {
     chosen: M::Buf, // (tokens, 2 x chosen): numbers, then weights
     share: M::Buf,  // (tokens, 1): the shared expert's, where there is one
     inner: ExpertRoom<M::Buf>,
+    narrow: Option<NarrowRoom<M>>,
+}
+
+/// What experts narrower than the residual stream read, and their sum.
+struct NarrowRoom<M: Memory> {
+    x: M::Buf,   // (tokens, width)
+    sum: M::Buf, // (tokens, width)
 }
 
 impl<M: Memory> ExpertActivations<M> {
-    pub(crate) fn alloc(memory: &M, hidden: usize, mixture: &Mixture, limits: Limits) -> Result<Self, Error> {
-        let Mixture { routing, ffn, shared_ffn } = *mixture;
+    pub(crate) fn alloc(
+        memory: &M,
+        config: &Config,
+        mixture: &Mixture,
+        limits: Limits,
+    ) -> Result<Self, Error> {
+        let Mixture { routing, ffn, shared_ffn, narrow } = *mixture;
+        let gate_up = if config.gated() { 2 * ffn } else { 0 };
         // Numbers of experts and shares want every bit.
         let exact = |columns| memory.alloc(Purpose::Residual, limits.tokens_max, columns);
         let rows = limits.tokens_max.saturating_mul(routing.chosen);
@@ -231,7 +333,18 @@ impl<M: Memory> ExpertActivations<M> {
             logits: exact(routing.experts)?,
             chosen: exact(2 * routing.chosen)?,
             share: exact(usize::from(shared_ffn.is_some()))?,
-            inner: ExpertRoom { rows: room(hidden)?, gate_up: room(2 * ffn)?, gated: room(ffn)? },
+            inner: ExpertRoom {
+                rows: room(narrow.unwrap_or(config.hidden))?,
+                gate_up: room(gate_up)?,
+                gated: room(ffn)?,
+            },
+            narrow: match narrow {
+                Some(width) => Some(NarrowRoom {
+                    x: memory.alloc(Purpose::Activations, limits.tokens_max, width)?,
+                    sum: exact(width)?,
+                }),
+                None => None,
+            },
         })
     }
 }

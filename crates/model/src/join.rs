@@ -1,9 +1,9 @@
 //! How what a branch computed joins the residual stream.
 
-use fornax_compute::{Backend, Error, Linear, Memory, Norm, Pointwise, Rows};
+use fornax_compute::{Backend, Error, Linear, LowRank, Memory, Norm, Pointwise, Rows};
 
 use crate::decoder::norm;
-use crate::loader::{Changes, Loader};
+use crate::loader::Loader;
 use crate::names::Tensor;
 
 /// The norm behind a branch, and its weight in the sum.
@@ -44,7 +44,7 @@ impl<B: Backend> Join<B> {
         backend: &B,
         step: &B::Step,
         linear: Linear<'_, B>,
-        changes: &Changes<B>,
+        changes: &[Vec<LowRank<B::Buf>>],
         x: &B::Buf,
         meeting: Meeting<'_, B>,
     ) -> Result<(), Error> {

@@ -93,7 +93,7 @@ impl<B: Backend> Input<B> {
         backend.glu_beside(step, self.glu, all, self.column, gate)?;
         let up = Linear { weight: &self.up, bias: None };
         let meeting = Meeting { branch: &mut a.branch, room: &mut a.room, residual: &mut a.residual };
-        self.join.linear(backend, step, up, &Vec::new(), gate, meeting)
+        self.join.linear(backend, step, up, &[], gate, meeting)
     }
 }
 

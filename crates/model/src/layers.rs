@@ -6,7 +6,7 @@ use fornax_format::{Array, Checkpoint, Value};
 use crate::facts::{Floor, Recurrent, RotaryRule, ScanLayers, ShareRule, WindowRule};
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
-use crate::recurrent::{self, ConvConfig, DeltaConfig, ScanConfig};
+use crate::recurrent::{self, ChannelScanConfig, ConvConfig, DeltaConfig, Kind, ScanConfig};
 use crate::source::{Json, Key, SIZE_MAX, Source, bad, within};
 use crate::{Error, Facts};
 
@@ -22,7 +22,7 @@ pub struct LayerConfig {
 }
 
 /// What mixes the positions of a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mixer {
     /// Softmax attention over keys and values of earlier positions.
     Attention(AttentionConfig),
@@ -32,6 +32,8 @@ pub enum Mixer {
     Conv(ConvConfig),
     /// The selective scan.
     Scan(ScanConfig),
+    /// The selective scan of Mamba-1.
+    ChannelScan(ChannelScanConfig),
     /// Attention and the selective scan, each of what the other reads.
     Beside(AttentionConfig, ScanConfig),
     /// Nothing: the layer is a feed-forward alone.
@@ -97,6 +99,9 @@ pub struct Mixture {
     pub ffn: usize,
     /// Inner width of the expert that every token takes, where there is one.
     pub shared_ffn: Option<usize>,
+    /// Width of what the chosen experts read and add up to, where it is not the residual stream's: a matrix makes it of what
+    /// the layer reads, and another makes of their sum what the layer adds.
+    pub narrow: Option<usize>,
 }
 
 /// What layers of one group of keys and values have in common.
@@ -112,7 +117,7 @@ impl LayerConfig {
     pub fn attention(&self) -> Option<&AttentionConfig> {
         match &self.mixer {
             Mixer::Attention(attention) | Mixer::Beside(attention, _) => Some(attention),
-            Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Scan(_) | Mixer::None => None,
+            Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Scan(_) | Mixer::ChannelScan(_) | Mixer::None => None,
         }
     }
 
@@ -120,8 +125,15 @@ impl LayerConfig {
     pub(crate) fn scan(&self) -> Option<&ScanConfig> {
         match &self.mixer {
             Mixer::Scan(scan) | Mixer::Beside(_, scan) => Some(scan),
-            Mixer::Attention(_) | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::None => None,
+            Mixer::Attention(_) | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::ChannelScan(_) | Mixer::None => {
+                None
+            }
         }
+    }
+
+    /// Its selective scan by channels, where it has one.
+    pub(crate) fn channel_scan(&self) -> Option<&ChannelScanConfig> {
+        if let Mixer::ChannelScan(scan) = &self.mixer { Some(scan) } else { None }
     }
 
     pub(crate) fn kv_shape(&self) -> Option<KvShape> {
@@ -152,6 +164,9 @@ impl FeedForward {
 /// The inner width of the feed-forward.
 pub(crate) const FFN: Key = Key { gguf: "feed_forward_length", hugging_face: "intermediate_size" };
 
+/// How many experts a layer has.
+pub(crate) const EXPERTS: Key = Key { gguf: "expert_count", hugging_face: "num_local_experts" };
+
 /// The heads of layers without a window, and of those with one.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerHeads {
@@ -173,7 +188,7 @@ mod key {
     pub(super) const LAYERS: Key = key("block_count", "num_hidden_layers");
     pub(super) const LAYERS_AHEAD: Key = key("nextn_predict_layers", "num_nextn_predict_layers");
     pub(super) const FFN: Key = super::FFN;
-    pub(super) const EXPERTS: Key = key("expert_count", "num_local_experts");
+    pub(super) const EXPERTS: Key = super::EXPERTS;
     /// What older files call it.
     pub(super) const NUM_EXPERTS: Key = key("expert_count", "num_experts");
     pub(super) const EXPERTS_CHOSEN: Key = key("expert_used_count", "num_experts_per_tok");
@@ -189,6 +204,7 @@ mod key {
     pub(super) const GROUPS: Key = key("expert_group_count", "n_group");
     pub(super) const GROUPS_CHOSEN: Key = key("expert_group_used_count", "topk_group");
     pub(super) const ROUTED_SCALE: Key = key("expert_weights_scale", "routed_scaling_factor");
+    pub(super) const NARROW: Key = key("moe_latent_size", "moe_latent_size");
     pub(super) const SUM_MIN: Key = key("", "moe_norm_min");
     pub(super) const HEADS: Key = key("attention.head_count", "num_attention_heads");
     pub(super) const HEADS_KV: Key = super::HEADS_KV;
@@ -212,7 +228,7 @@ pub(crate) fn read(
 ) -> Result<Vec<LayerConfig>, Error> {
     let count = windows.len();
     let recurrent = recurrent::read(source, facts, hidden, count)?;
-    if heads.full.query == 0 && (recurrent.contains(&None) || is_beside(facts)) {
+    if heads.full.query == 0 && (recurrent.kinds.contains(&Kind::Attends) || is_beside(facts)) {
         return Err(Error::MissingKey { key: source.spelling(key::HEADS) });
     }
     let scans = match facts.recurrent {
@@ -220,10 +236,13 @@ pub(crate) fn read(
         _ => None,
     };
     let keys_of = keys_of(source, windows)?;
-    let feed_forwards = feed_forwards(source, checkpoint, facts, hidden, &keys_of)?;
+    let feed_forwards = match scans {
+        Some(ScanLayers::Alone) => alone(source, facts, hidden, &recurrent.kinds)?,
+        _ => feed_forwards(source, checkpoint, facts, hidden, &keys_of)?,
+    };
     let rotates = rotates(source, facts, windows)?;
     let mut layers = Vec::with_capacity(count);
-    for (layer, (recurrent, feed_forward)) in recurrent.into_iter().zip(feed_forwards).enumerate() {
+    for (layer, feed_forward) in feed_forwards.into_iter().enumerate() {
         let window = windows[layer];
         let attention = AttentionConfig {
             heads: if window.is_some() { heads.window } else { heads.full },
@@ -242,17 +261,14 @@ pub(crate) fn read(
                 && keys_are_values(source, checkpoint, facts, layer)?,
         };
         layers.push(LayerConfig {
-            mixer: match recurrent {
+            mixer: match recurrent.in_place(layer) {
                 None => Mixer::Attention(attention),
                 Some(Mixer::Scan(scan)) if scans == Some(ScanLayers::Beside) => {
                     Mixer::Beside(attention, scan)
                 }
                 Some(mixer) => mixer,
             },
-            feed_forward: match scans {
-                Some(ScanLayers::Alone) if recurrent != Some(Mixer::None) => FeedForward::None,
-                _ => feed_forward,
-            },
+            feed_forward,
             experts_at: WeightPlace::Device,
         });
     }
@@ -346,8 +362,13 @@ pub(crate) fn ahead(source: &Source<'_>) -> Result<u64, Error> {
 
 /// Layers without those that only guess ahead: GGUF files count these among them.
 fn count(source: &Source<'_>) -> Result<usize, Error> {
+    if let Source::HuggingFace { json, .. } = source {
+        return match (source.opt_size(key::LAYERS)?, recurrent::layers_listed(json)?) {
+            (None, Some(listed)) if listed > 0 => Ok(listed),
+            _ => source.size(key::LAYERS),
+        };
+    }
     let all = source.size(key::LAYERS)?;
-    let Source::Gguf { .. } = source else { return Ok(all) };
     let ahead = ahead(source)?;
     let left = usize::try_from(ahead).ok().and_then(|ahead| all.checked_sub(ahead)).filter(|left| *left > 0);
     left.ok_or_else(|| {
@@ -363,7 +384,7 @@ pub(crate) fn heads(
     windows: &[Option<u32>],
 ) -> Result<LayerHeads, Error> {
     // Where all layers keep states there may be none.
-    let scans = matches!(facts.recurrent, Some(Recurrent::Scan { .. }));
+    let scans = matches!(facts.recurrent, Some(Recurrent::Scan { .. } | Recurrent::ChannelScan));
     if scans && source.opt_whole(key::HEADS)?.unwrap_or(0) == 0 {
         let none = Heads { query: 0, kv: 0, dim: 0 };
         return Ok(LayerHeads { full: none, window: none });
@@ -536,6 +557,31 @@ fn feed_forwards(
     Ok(all)
 }
 
+/// The same where each layer is one branch alone.
+fn alone(
+    source: &Source<'_>,
+    facts: &Facts,
+    hidden: usize,
+    kinds: &[Kind],
+) -> Result<Vec<FeedForward>, Error> {
+    let mut feeds = FeedForward::None;
+    if kinds.contains(&Kind::Feeds) {
+        feeds = FeedForward::Dense { ffn: ffn(source, facts, hidden)? };
+    }
+    let mut routes = FeedForward::None;
+    if kinds.contains(&Kind::Routes) {
+        // Nothing else says how many there are.
+        source.size(key::EXPERTS)?;
+        routes = mixture(source, facts)?.map_or(FeedForward::None, FeedForward::Mixture);
+    }
+    let of = |kind: &Kind| match kind {
+        Kind::Feeds => feeds,
+        Kind::Routes => routes,
+        Kind::Attends | Kind::Keeps => FeedForward::None,
+    };
+    Ok(kinds.iter().map(of).collect())
+}
+
 /// Which layers of a mixture have no experts. The keys are listened to whatever the architecture: a file that has one which
 /// does not hold for it lacks the tensors that follow from the key, and is refused.
 fn dense_layers(
@@ -544,21 +590,22 @@ fn dense_layers(
     facts: &Facts,
     layers: usize,
 ) -> Result<Vec<bool>, Error> {
-    let first = match (source.opt_whole(key::FIRST_DENSE)?, source) {
-        (Some(first), _) => first,
+    let (first, every) = (source.opt_whole(key::FIRST_DENSE)?, source.opt_whole(key::SPARSE_STEP)?);
+    if let (None, None, Source::Gguf { .. }) = (first, every, source) {
         // The file shows it.
-        (None, Source::Gguf { .. }) => {
-            let routes = |layer: &usize| {
-                let name =
-                    facts.row(Tensor::Router).and_then(|row| stored_name(checkpoint, facts, row, *layer));
-                name.is_some_and(|name| tensor(checkpoint, &name).is_some())
-            };
-            // Without any router it lacks them.
-            (0..layers).find(routes).unwrap_or(0) as u64
-        }
-        (None, Source::HuggingFace { .. }) => 0,
-    };
-    let every = source.opt_whole(key::SPARSE_STEP)?.unwrap_or(1);
+        let routes = |layer: usize| {
+            let name = facts.row(Tensor::Router).and_then(|row| stored_name(checkpoint, facts, row, layer));
+            name.is_some_and(|name| tensor(checkpoint, &name).is_some())
+        };
+        let dense: Vec<bool> = (0..layers).map(|layer| !routes(layer)).collect();
+        // Where layers have neither a router nor what stands in its place, it is the router that they lack.
+        let feeds = |layer: usize| {
+            let name = facts.row(Tensor::Down).and_then(|row| stored_name(checkpoint, facts, row, layer));
+            name.is_some_and(|name| tensor(checkpoint, &name).is_some())
+        };
+        return Ok((0..layers).map(|layer| dense[layer] && feeds(layer)).collect());
+    }
+    let (first, every) = (first.unwrap_or(0), every.unwrap_or(1));
     if every == 0 {
         return Err(bad(&source.spelling(key::SPARSE_STEP), every, "at least 1"));
     }
@@ -566,6 +613,13 @@ fn dense_layers(
     if let Source::HuggingFace { json, .. } = source {
         if let Some(types) = mlp_types(json, layers)? {
             return Ok(types);
+        }
+        if let Some(period) = json.opt_u64("expert_layer_period")? {
+            let offset = json.opt_u64("expert_layer_offset")?.unwrap_or(0);
+            if offset >= period {
+                return Err(bad("expert_layer_offset", offset, &format!("below the period {period}")));
+            }
+            return Ok((0..layers as u64).map(|layer| layer % period != offset).collect());
         }
         listed = json.opt_u64s("mlp_only_layers")?.unwrap_or_default();
         // The last layer with experts, or -1 for the last of all.
@@ -660,7 +714,11 @@ fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error>
     };
     let shared_ffn = shared_ffn.filter(|ffn| *ffn > 0);
     let routing = routing(source, facts, rule, (experts, chosen))?;
-    Ok(Some(Mixture { routing, ffn, shared_ffn }))
+    let narrow = match facts.has(Tensor::ExpertsNarrow) {
+        true => source.opt_size(key::NARROW)?,
+        false => None,
+    };
+    Ok(Some(Mixture { routing, ffn, shared_ffn, narrow }))
 }
 
 /// How experts are chosen and weighed.
@@ -739,11 +797,16 @@ fn groups(
 
 /// Whether a file counts no experts, or says that it has none.
 fn is_dense(source: &Source<'_>) -> Result<bool, Error> {
-    let has = match source {
-        Source::HuggingFace { json, .. } => json.opt_bool("enable_moe_block")?.unwrap_or(false),
-        Source::Gguf { .. } => source.opt_whole(key::EXPERTS)?.is_some_and(|experts| experts > 0),
-    };
-    Ok(!has)
+    if let Source::HuggingFace { json, .. } = source
+        && let Some(has) = json.opt_bool("enable_moe_block")?
+    {
+        return Ok(!has);
+    }
+    let experts = source
+        .opt_whole(key::EXPERTS)?
+        .map_or_else(|| source.opt_whole(key::NUM_EXPERTS), |it| Ok(Some(it)))?;
+    // One alone is chosen by nobody.
+    Ok(experts.is_none_or(|experts| experts <= 1))
 }
 
 /// What config.json calls the kind of a layer.

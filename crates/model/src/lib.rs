@@ -10,6 +10,7 @@
 mod adapter;
 mod arch;
 mod attention;
+mod channels;
 mod config;
 mod conv;
 mod decoder;
@@ -30,6 +31,7 @@ mod rope;
 mod scan;
 mod source;
 mod stage;
+mod tower;
 
 use fornax_compute::{Backend, Memory};
 use fornax_format::Checkpoint;
@@ -39,18 +41,19 @@ use crate::encoder::Encoder;
 use crate::loader::Loader;
 
 pub use adapter::{Adapter, AdapterFault};
-pub use config::{Config, LayerInputs, Scales, ScanScales};
+pub use config::{AdapterRoom, Config, LayerInputs, Scales, ScanScales};
 pub use error::Error;
 pub use facts::{
     AttentionScale, BiasRule, EmbeddingScale, Facts, FirstPosition, Floor, LogitScale, ParallelRule, QkRows,
     Recurrent, RotaryRule, ScanLayers, ShareRule, SoftCaps, WindowRule,
 };
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
-pub use names::{Dim, Name, Owner, Portion, Stretch, Tensor, Transform, When};
-pub use recurrent::{ConvConfig, DeltaConfig, ScanConfig};
+pub use names::{Dim, Inner, Name, Owner, Portion, Stretch, Tensor, Transform, When};
+pub use recurrent::{ChannelScanConfig, ConvConfig, DeltaConfig, ScanConfig, StepNorms};
 pub use relaid::Interleave;
 pub use rope::{LongFactors, Rope, Scaling};
 pub use stage::Stage;
+pub use tower::{PatchGrid, Tower, TowerConfig};
 
 /// A loaded model.
 pub trait Model<B: Backend> {
@@ -81,10 +84,29 @@ pub trait Model<B: Backend> {
         None
     }
 
-    /// Adapters that rows of a step may name.
+    /// Adapters that it was loaded with. Rows of a step name them by their place among those, and the places behind them
+    /// are for adapters that come later.
     fn adapters(&self) -> u32 {
         0
     }
+
+    /// Room for adapters that come later.
+    fn adapter_room(&self) -> AdapterRoom {
+        AdapterRoom::default()
+    }
+
+    /// Loads an adapter into a place for those that come later, or empties the place; no step is under way. What cannot
+    /// be had of it leaves the place as it is.
+    fn set_adapter(&mut self, backend: &B, place: u32, adapter: Option<&Adapter>) -> Result<(), Error> {
+        let _ = (backend, place);
+        Err(no_room(adapter))
+    }
+}
+
+/// Refuses an adapter where there is no room for any.
+pub(crate) fn no_room(adapter: Option<&Adapter>) -> Error {
+    let adapter = adapter.map_or_else(String::new, |adapter| adapter.name().to_owned());
+    Error::Adapter { adapter, fault: AdapterFault::NoRoom }
 }
 
 /// The largest step, which sizes the activations.

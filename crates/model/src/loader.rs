@@ -2,19 +2,61 @@
 //! reported.
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use fornax_compute::{LowRank, Memory, Need, Part, Role};
 use fornax_format::{Checkpoint, DType, Gguf, View};
 
+use crate::adapter::{self, Later};
 use crate::config::distinct;
 use crate::layers::Mixer;
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
 use crate::relaid::{BLOCK, BLOCK_BYTES, Interleave, Relaid};
-use crate::{Adapter, Config, Error, Facts, LayerConfig, Stage};
+use crate::{Adapter, AdapterRoom, Config, Error, Facts, LayerConfig, Stage};
 
-/// By adapter: what it adds to a product.
-pub(crate) type Changes<M> = Vec<Vec<LowRank<<M as Memory>::Buf>>>;
+/// What adapters add to the product with one weight.
+pub(crate) struct Changes<M: Memory> {
+    /// By adapter; empty where none adds anything, nor may one that comes later.
+    by_adapter: Vec<Vec<LowRank<M::Buf>>>,
+    /// The tensors that the weight is stacked of, and their layer.
+    tensors: Vec<Tensor>,
+    layer: usize,
+}
+
+impl<M: Memory> Changes<M> {
+    /// What an adapter adds here, ready to be put in.
+    pub(crate) fn of(
+        &self,
+        config: &Config,
+        memory: &M,
+        adapter: &Adapter,
+    ) -> Result<Vec<LowRank<M::Buf>>, Error> {
+        adapter.changes(config, memory, &self.tensors, self.layer)
+    }
+
+    /// Puts it in. What was there is freed.
+    pub(crate) fn put(&mut self, place: usize, changes: Vec<LowRank<M::Buf>>) {
+        if let Some(there) = self.by_adapter.get_mut(place) {
+            *there = changes;
+        }
+    }
+}
+
+impl<M: Memory> Deref for Changes<M> {
+    type Target = [Vec<LowRank<M::Buf>>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.by_adapter
+    }
+}
+
+/// What the model says that it is, where it says so.
+pub(crate) fn served(checkpoint: &Checkpoint) -> Option<&str> {
+    match checkpoint {
+        Checkpoint::HuggingFace(model) => model.config()["_name_or_path"].as_str(),
+        Checkpoint::Gguf(_) => None,
+    }
+}
 
 /// Hands a model its weights by their canonical names.
 pub(crate) struct Loader<'a, M> {
@@ -41,15 +83,11 @@ impl<'a, M: Memory> Loader<'a, M> {
         for need in config.needs() {
             memory.supports(need)?;
         }
-        if !adapters.is_empty() {
+        if !adapters.is_empty() || config.adapter_room.adapters > 0 {
             memory.supports(Need::LowRank)?;
         }
-        let served = match checkpoint {
-            Checkpoint::HuggingFace(model) => model.config()["_name_or_path"].as_str(),
-            Checkpoint::Gguf(_) => None,
-        };
         for adapter in adapters {
-            adapter.check(config, served)?;
+            adapter.check(config, served(checkpoint))?;
         }
         let mut known = HashSet::new();
         let mut bytes_total = 0;
@@ -87,11 +125,32 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(Loader { config, stage, memory, checkpoint, adapters, progress, bytes_done: 0, bytes_total })
     }
 
-    /// By adapter what it adds to the product with the weight of these tensors; empty where none adds anything.
+    /// By adapter what it adds to the product with the weight of these tensors. A plan counts the room of those that come
+    /// later, too; loading leaves it free.
     pub(crate) fn changes(&self, tensors: &[Tensor], layer: usize) -> Result<Changes<M>, Error> {
         let changes = |adapter: &Adapter| adapter.changes(self.config, self.memory, tensors, layer);
-        let changes: Changes<M> = self.adapters.iter().map(changes).collect::<Result<_, _>>()?;
-        Ok(if changes.iter().all(Vec::is_empty) { Vec::new() } else { changes })
+        let mut by_adapter: Vec<_> = self.adapters.iter().map(changes).collect::<Result<_, _>>()?;
+        let AdapterRoom { adapters, rank } = self.config.adapter_room;
+        let matrices = adapter::matrices(self.config, tensors, layer);
+        if adapters > 0 && !matrices.is_empty() {
+            by_adapter.resize_with(self.adapters.len() + adapters, Vec::new);
+            if !self.memory.reads() {
+                for [outputs, inputs] in std::iter::repeat_n(&matrices, adapters).flatten() {
+                    self.memory.upload_values(&vec![0.0; rank * inputs])?;
+                    self.memory.upload_values(&vec![0.0; outputs * rank])?;
+                }
+            }
+        } else if by_adapter.iter().all(Vec::is_empty) {
+            by_adapter.clear();
+        }
+        Ok(Changes { by_adapter, tensors: tensors.to_vec(), layer })
+    }
+
+    /// What adapters that come later are checked against, where there is room for any.
+    pub(crate) fn later(&self) -> Option<Later> {
+        let (room, is_decoder) = (self.config.adapter_room, self.config.pooling.is_none());
+        let served = served(self.checkpoint).map(str::to_owned);
+        (room.adapters > 0 && is_decoder).then(|| Later { config: self.config.clone(), served })
     }
 
     /// The number of adapters, whose bytes are loaded now.
@@ -183,6 +242,23 @@ impl<'a, M: Memory> Loader<'a, M> {
         let taps = self.memory.upload_values(&turned)?;
         self.report(&stored);
         Ok(taps)
+    }
+
+    /// Rates of decay, (state, channels) as one row: they are stored channel by channel.
+    pub(crate) fn rates(&mut self, tensor: Tensor, layer: usize) -> Result<M::Buf, Error> {
+        let stored = self.stored(&[tensor], layer)?;
+        let mut values = numbers(&stored[0].part)?;
+        if let (Checkpoint::HuggingFace(_), Transform::NegativeExp) =
+            (self.checkpoint, stored[0].row.transform)
+        {
+            values.iter_mut().for_each(|value| *value = -value.exp());
+        }
+        let state = Dim::InnerState.size(self.config, layer);
+        let of_row = |row| values.iter().skip(row).step_by(state).copied();
+        let turned: Vec<f32> = (0..state).flat_map(of_row).collect();
+        let rates = self.memory.upload_values(&turned)?;
+        self.report(&stored);
+        Ok(rates)
     }
 
     /// The first row of a table, as a vector.
@@ -307,6 +383,13 @@ impl<'a, M: Memory> Loader<'a, M> {
             (Transform::Stretch(stretch), _) => {
                 if let Some(scan) = self.config.layers[layer].scan() {
                     let (all, rows) = stretch.rows(scan.heads);
+                    share = Share { own: rows.len(), all };
+                    part.rows = Some(row_numbers(rows));
+                }
+            }
+            (Transform::Inner(inner), _) => {
+                if let Some(scan) = self.config.layers[layer].channel_scan() {
+                    let (all, rows) = inner.rows(scan);
                     share = Share { own: rows.len(), all };
                     part.rows = Some(row_numbers(rows));
                 }
@@ -520,6 +603,10 @@ fn expected(
         }
         (Transform::Stretch(stretch), Mixer::Scan(scan) | Mixer::Beside(_, scan)) => {
             let (all, rows) = stretch.rows(scan.heads);
+            return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
+        }
+        (Transform::Inner(inner), Mixer::ChannelScan(scan)) => {
+            let (all, rows) = inner.rows(scan);
             return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
         }
         (Transform::Groups, Mixer::Scan(scan) | Mixer::Beside(_, scan)) if gguf => {

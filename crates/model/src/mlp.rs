@@ -65,6 +65,11 @@ impl<M: Memory> Mlp<M> {
 }
 
 impl<B: Backend> Mlp<B> {
+    /// What adapters change of it.
+    pub(crate) fn changes(&mut self) -> [&mut Changes<B>; 2] {
+        [&mut self.gate_up_changes, &mut self.down_changes]
+    }
+
     /// Keeps what it will read, before attention adds to the residual stream; where it has no norm of its own, attention
     /// keeps what it reads itself.
     pub(crate) fn look(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {

@@ -6,7 +6,9 @@ use fornax_compute::{DeltaHeads, Heads, ScanHeads};
 
 use crate::facts::QkRows;
 use crate::relaid::Interleave;
-use crate::{Config, ConvConfig, DeltaConfig, Facts, FeedForward, LayerConfig, Mixer, ScanConfig};
+use crate::{
+    ChannelScanConfig, Config, ConvConfig, DeltaConfig, Facts, FeedForward, LayerConfig, Mixer, ScanConfig,
+};
 
 /// A weight by its place in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,6 +85,8 @@ pub enum Tensor {
     SharedGate,
     SharedUp,
     SharedDown,
+    ExpertsNarrow,
+    ExpertsWiden,
     MlpSumNorm,
     MlpSumNormBias,
     AttentionGate,
@@ -97,6 +101,14 @@ pub enum Tensor {
     ScanChannels,
     ScanGate,
     ScanStep,
+    StepIn,
+    StepOut,
+    ScanKeys,
+    ScanQueries,
+    StepNorm,
+    ScanKeyNorm,
+    ScanQueryNorm,
+    StateRates,
     StateRate,
     StateBias,
     StateSkip,
@@ -154,6 +166,8 @@ pub enum Dim {
     Experts,
     /// An expert's inner size.
     ExpertFfn,
+    /// What an expert reads, and what it adds.
+    ExpertWidth,
     /// What a layer reads of its token's own embedding.
     LayerInput,
     /// The same of all layers.
@@ -182,6 +196,12 @@ pub enum Dim {
     ScanValues,
     /// Its heads.
     ScanHeads,
+    /// Channels of the selective scan of Mamba-1.
+    Inner,
+    /// Values of its keys and queries.
+    InnerState,
+    /// Values that its steps are made of.
+    InnerRank,
 }
 
 /// Whether a model, or one of its layers, has the weight.
@@ -196,6 +216,7 @@ pub enum When {
     Dense,
     Mixture,
     Shared,
+    Narrow,
     QkNorm,
     RopeFactors,
     LongRopeFactors,
@@ -208,6 +229,8 @@ pub enum When {
     Scan,
     ScanConvBias,
     ScanNorm,
+    ChannelScan,
+    ChannelConvBias,
     Mixes,
     Feeds,
     BehindFirst,
@@ -249,6 +272,8 @@ pub enum Transform {
     Below(Interleave),
     /// Takes a stretch of the rows of a matrix of the selective scan.
     Stretch(Stretch),
+    /// Takes a stretch of the rows of a matrix of the selective scan of Mamba-1.
+    Inner(Inner),
     /// A vector that lies group by group, as rows of a matrix, in GGUF.
     Groups,
 }
@@ -262,6 +287,22 @@ pub enum Stretch {
     Channels,
     /// How long a step is.
     Steps,
+}
+
+/// What of the rows of the matrices of the selective scan of Mamba-1 is meant: one has what is convolved, then the gates; the
+/// other what steps are made of, then keys, then queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inner {
+    /// What is convolved.
+    Values,
+    /// The gates.
+    Gates,
+    /// What steps are made of.
+    Steps,
+    /// Keys.
+    Keys,
+    /// Queries.
+    Queries,
 }
 
 /// What of a key head's rows in a matrix of the delta rule is meant.
@@ -493,10 +534,14 @@ impl When {
             When::OutputBias => config.output_bias && config.layers[layer].attention().is_some(),
             When::MlpBias => config.mlp_bias && dense(),
             When::Dense => dense(),
-            When::Mixture => !dense(),
+            When::Mixture => config.layers[layer].feed_forward.mixture().is_some(),
             When::Shared => {
                 let mixture = config.layers[layer].feed_forward.mixture();
                 mixture.is_some_and(|mixture| mixture.shared_ffn.is_some())
+            }
+            When::Narrow => {
+                let mixture = config.layers[layer].feed_forward.mixture();
+                mixture.is_some_and(|mixture| mixture.narrow.is_some())
             }
             When::QkNorm => config.qk_norm && config.layers[layer].attention().is_some(),
             When::RopeFactors => !config.rope.factors.is_empty(),
@@ -512,6 +557,8 @@ impl When {
             When::ScanNorm => config.layers[layer].scan().is_some_and(|scan| scan.normed),
             When::Mixes => config.layers[layer].mixer != Mixer::None,
             When::Feeds => config.layers[layer].feed_forward != FeedForward::None,
+            When::ChannelScan => config.layers[layer].channel_scan().is_some(),
+            When::ChannelConvBias => config.layers[layer].channel_scan().is_some_and(|scan| scan.conv_bias),
             When::ScanConvBias => config.layers[layer].scan().is_some_and(|scan| scan.conv_bias),
             When::BehindFirst => layer > 0,
             When::DenseLayers => config.dense > 0,
@@ -535,6 +582,8 @@ impl Dim {
             _ => 0,
         };
         let scan = |size: fn(&ScanConfig) -> usize| config.layers[layer].scan().map_or(0, size);
+        let inner =
+            |size: fn(&ChannelScanConfig) -> usize| config.layers[layer].channel_scan().map_or(0, size);
         let mixture = feed_forward.mixture();
         match self {
             Dim::Vocab => config.vocab,
@@ -552,11 +601,15 @@ impl Dim {
             Dim::Dense => config.dense,
             Dim::Experts => mixture.map_or(0, |mixture| mixture.routing.experts),
             Dim::ExpertFfn => mixture.map_or(0, |mixture| mixture.ffn),
+            Dim::ExpertWidth => mixture.map_or(0, |mixture| mixture.narrow.unwrap_or(config.hidden)),
             Dim::LayerInput => config.layer_inputs.map_or(0, |inputs| inputs.width),
             Dim::LayerInputs => config.layer_inputs.map_or(0, |inputs| config.layers.len() * inputs.width),
             Dim::One => 1,
             Dim::TokenTypes => config.token_types,
-            Dim::Taps => delta(|delta| delta.taps) + conv(|conv| conv.taps) + scan(|scan| scan.taps),
+            Dim::Taps => {
+                let taps = delta(|delta| delta.taps) + conv(|conv| conv.taps);
+                taps + scan(|scan| scan.taps) + inner(|scan| scan.taps)
+            }
             Dim::ConvChannels => conv(|conv| conv.channels),
             Dim::ConvMixed => conv(|conv| 3 * conv.channels),
             Dim::DeltaChannels => delta(|delta| delta.heads.columns()),
@@ -566,6 +619,9 @@ impl Dim {
             Dim::ScanChannels => scan(|scan| scan.heads.columns()),
             Dim::ScanValues => scan(ScanConfig::values),
             Dim::ScanHeads => scan(|scan| scan.heads.heads),
+            Dim::Inner => inner(|scan| scan.channels),
+            Dim::InnerState => inner(|scan| scan.state),
+            Dim::InnerRank => inner(|scan| scan.rank),
         }
     }
 }
@@ -624,6 +680,21 @@ impl Stretch {
             Stretch::Steps => values + channels..all,
         };
         (all, rows)
+    }
+}
+
+impl Inner {
+    /// How many rows the stored matrix has, and which are meant.
+    pub(crate) fn rows(self, scan: &ChannelScanConfig) -> (usize, Range<usize>) {
+        let ChannelScanConfig { channels, state, rank, .. } = *scan;
+        let (first, second) = (2 * channels, rank + 2 * state);
+        match self {
+            Inner::Values => (first, 0..channels),
+            Inner::Gates => (first, channels..first),
+            Inner::Steps => (second, 0..rank),
+            Inner::Keys => (second, rank..rank + state),
+            Inner::Queries => (second, rank + state..second),
+        }
     }
 }
 

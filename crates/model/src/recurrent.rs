@@ -2,13 +2,15 @@
 //! they are computed in.
 
 use fornax_compute::{
-    DeltaHeads, GateOrder, KeySharing, Memory, PAGE_TOKENS, Purpose, ScanHeads, TAPS_MAX, conv_values,
+    DeltaHeads, GateOrder, KeySharing, Memory, PAGE_TOKENS, Purpose, ScanHeads, TAPS_MAX, channel_values,
+    conv_values,
 };
 use fornax_format::{Array, Value};
 
 use crate::facts::{Recurrent, ScanLayers};
 use crate::layers::Mixer;
 use crate::loader::Loader;
+use crate::names::Tensor;
 use crate::source::{Json, Key, Source, bad};
 use crate::{Error, Facts, Limits};
 
@@ -45,6 +47,37 @@ pub struct ScanConfig {
     pub gates: GateOrder,
 }
 
+/// A layer of the selective scan of Mamba-1, whose channels decay value by value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChannelScanConfig {
+    /// Its channels: columns of its matrix.
+    pub channels: usize,
+    /// Values of a key or query: its rows.
+    pub state: usize,
+    /// Values that the channels' steps are made of.
+    pub rank: usize,
+    /// Inputs that its convolution sees.
+    pub taps: usize,
+    /// Whether the convolution's sums begin with a bias.
+    pub conv_bias: bool,
+    /// What normalises steps, keys and queries.
+    pub norms: StepNorms,
+}
+
+/// What normalises the steps, keys and queries of a [`ChannelScanConfig`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StepNorms {
+    /// Nothing.
+    None,
+    /// Norms with weights.
+    Weighted,
+    /// Norms without weights, which may have an epsilon of their own.
+    Plain {
+        /// It, where it is not the model's.
+        eps: Option<f32>,
+    },
+}
+
 impl ScanConfig {
     /// Values that come out of it.
     pub(crate) fn values(&self) -> usize {
@@ -58,6 +91,21 @@ pub(crate) struct StateWidths {
     mixed: usize,
     convolved: usize,
     read: usize,
+    /// Values that steps are made of, and those of a key; none where steps come with what is mixed.
+    rank: usize,
+    state: usize,
+}
+
+/// What steps, keys and queries of a [`ChannelScanConfig`] are computed in.
+pub(crate) struct StepRoom<M: Memory> {
+    pub(crate) inputs: [InputRoom<M>; 3], // what steps are made of, keys, queries
+    pub(crate) steps: M::Buf,             // (tokens, channels)
+}
+
+/// One of them, and the norm of it.
+pub(crate) struct InputRoom<M: Memory> {
+    pub(crate) raw: M::Buf,    // (tokens, rank), or (tokens, state)
+    pub(crate) normed: M::Buf, // the same
 }
 
 /// What a layer with a state is computed in.
@@ -65,6 +113,7 @@ pub(crate) struct StateRoom<M: Memory> {
     pub(crate) mixed: M::Buf,        // (tokens, what reads the residual stream)
     pub(crate) convolved: M::Buf,    // (tokens, channels of the convolution)
     pub(crate) read: Option<M::Buf>, // (tokens, what is read from matrices), where there are some
+    pub(crate) steps: Option<StepRoom<M>>,
 }
 
 impl<M: Memory> StateRoom<M> {
@@ -78,6 +127,16 @@ impl<M: Memory> StateRoom<M> {
             mixed: tokens(widths.mixed)?,
             convolved: tokens(widths.convolved)?,
             read: if widths.read > 0 { Some(tokens(widths.read)?) } else { None },
+            steps: match widths.rank {
+                0 => None,
+                rank => {
+                    let own = |columns| -> Result<_, fornax_compute::Error> {
+                        Ok(InputRoom { raw: tokens(columns)?, normed: tokens(columns)? })
+                    };
+                    let inputs = [own(rank)?, own(widths.state)?, own(widths.state)?];
+                    Some(StepRoom { inputs, steps: tokens(widths.convolved)? })
+                }
+            },
         })
     }
 }
@@ -102,24 +161,36 @@ impl Mixer {
             | Mixer::Beside(_, ScanConfig { heads, taps, .. }) => {
                 conv_values(heads.columns(), *taps).saturating_add(heads.state_values())
             }
+            Mixer::ChannelScan(ChannelScanConfig { channels, state, taps, .. }) => {
+                conv_values(*channels, *taps).saturating_add(channel_values(*state, *channels))
+            }
         };
         Some(values.saturating_mul(size_of::<f32>()))
     }
 
     pub(crate) fn widths(&self) -> Option<StateWidths> {
+        let (rank, state) = (0, 0);
         match self {
             Mixer::Attention(_) | Mixer::None => None,
             Mixer::Delta(DeltaConfig { heads, .. }) => {
                 let (convolved, read) = (heads.columns(), heads.value * heads.dim_v);
-                Some(StateWidths { mixed: convolved + read + 2 * heads.value, convolved, read })
+                Some(StateWidths { mixed: convolved + read + 2 * heads.value, convolved, read, rank, state })
             }
             Mixer::Conv(ConvConfig { channels, .. }) => {
-                Some(StateWidths { mixed: 3 * channels, convolved: *channels, read: 0 })
+                Some(StateWidths { mixed: 3 * channels, convolved: *channels, read: 0, rank, state })
             }
             Mixer::Scan(scan) | Mixer::Beside(_, scan) => {
                 let (convolved, read) = (scan.heads.columns(), scan.values());
-                Some(StateWidths { mixed: convolved + read + scan.heads.heads, convolved, read })
+                let mixed = convolved + read + scan.heads.heads;
+                Some(StateWidths { mixed, convolved, read, rank, state })
             }
+            Mixer::ChannelScan(ChannelScanConfig { channels, state, rank, .. }) => Some(StateWidths {
+                mixed: 2 * channels,
+                convolved: *channels,
+                read: *channels,
+                rank: *rank,
+                state: *state,
+            }),
         }
     }
 }
@@ -155,33 +226,65 @@ mod key {
     pub(super) const SCAN_INNER: Key = key("", "mamba_d_ssm");
     pub(super) const SCAN_EXPAND: Key = key("", "mamba_expand");
     pub(super) const SCAN_TAPS: Key = key("ssm.conv_kernel", "mamba_d_conv");
+    pub(super) const SCAN_RANK: Key = key("ssm.time_step_rank", "mamba_dt_rank");
+    /// Whether steps, keys and queries are normalised by no weights.
+    pub(super) const STEP_NORMS: Key = key("ssm.dt_b_c_rms", "");
+    pub(super) const STEP_EPS: Key = key("", "mixer_rms_eps");
     pub(super) const SHORT_TAPS: Key = key("shortconv.l_cache", "conv_L_cache");
     /// Every n-th layer attends: n.
     pub(super) const INTERVAL: Key = key("full_attention_interval", "full_attention_interval");
 }
 
-/// What stands in place of attention in some layers, and in which; nothing where all attend.
+/// What each layer is, and what stands in place of attention in those that keep a state.
+pub(crate) struct Layers {
+    pub(crate) kinds: Vec<Kind>,
+    keeps: Option<Mixer>,
+}
+
+impl Layers {
+    /// What a layer has in place of attention; nothing where it attends.
+    pub(crate) fn in_place(&self, layer: usize) -> Option<Mixer> {
+        match self.kinds[layer] {
+            Kind::Attends => None,
+            Kind::Keeps => self.keeps,
+            Kind::Feeds | Kind::Routes => Some(Mixer::None),
+        }
+    }
+}
+
 pub(crate) fn read(
     source: &Source<'_>,
     facts: &Facts,
     hidden: usize,
     layers: usize,
-) -> Result<Vec<Option<Mixer>>, Error> {
-    let Some(rule) = facts.recurrent else { return Ok(vec![None; layers]) };
+) -> Result<Layers, Error> {
+    let Some(rule) = facts.recurrent else {
+        return Ok(Layers { kinds: vec![Kind::Attends; layers], keeps: None });
+    };
     let mixer = match rule {
         Recurrent::DeltaRule { gguf } => Mixer::Delta(delta(source, gguf)?),
         Recurrent::ShortConv => {
             Mixer::Conv(ConvConfig { channels: hidden, taps: taps(source, key::SHORT_TAPS)? })
         }
         Recurrent::Scan { gates, layers } => Mixer::Scan(scan(source, (gates, layers), hidden)?),
+        Recurrent::ChannelScan => Mixer::ChannelScan(channel_scan(source, facts, hidden)?),
     };
-    let of = |kind: Kind| match kind {
-        Kind::Attends => None,
-        Kind::Keeps => Some(mixer),
-        Kind::Feeds => Some(Mixer::None),
-    };
-    Ok(kinds(source, rule, layers)?.into_iter().map(of).collect())
+    Ok(Layers { kinds: kinds(source, rule, layers)?, keeps: Some(mixer) })
 }
+
+/// How many layers config.json lists, where it says their number in no other way.
+pub(crate) fn layers_listed(json: &Json<'_>) -> Result<Option<usize>, Error> {
+    for key in LISTS {
+        if let Some(types) = json.opt_strs(key)? {
+            return Ok(Some(types.len()));
+        }
+    }
+    Ok(json.opt_str(PATTERN)?.map(|pattern| pattern.chars().count()))
+}
+
+/// Keys of config.json under which layers are listed, by name and by letter.
+const LISTS: [&str; 2] = ["layer_types", "layers_block_type"];
+const PATTERN: &str = "hybrid_override_pattern";
 
 fn taps(source: &Source<'_>, key: Key) -> Result<usize, Error> {
     let taps = source.size(key)?;
@@ -255,6 +358,39 @@ fn scan(
     Ok(ScanConfig { heads, taps: taps(source, key::SCAN_TAPS)?, conv_bias, normed, gates })
 }
 
+fn channel_scan(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<ChannelScanConfig, Error> {
+    let weighted = facts.has(Tensor::StepNorm).then_some(StepNorms::Weighted);
+    let (channels, rank, conv_bias, plain) = match source {
+        // Files of llama.cpp always have a bias.
+        Source::Gguf { metadata, .. } => {
+            let plain = metadata.opt_bool(&source.spelling(key::STEP_NORMS))?.unwrap_or(false);
+            let plain = plain.then_some(StepNorms::Plain { eps: None });
+            (source.size(key::INNER)?, source.size(key::SCAN_RANK)?, true, plain)
+        }
+        Source::HuggingFace { json, .. } => {
+            refuse_other_scans(source, json)?;
+            let expand = source.opt_size(key::SCAN_EXPAND)?.unwrap_or(2);
+            let said = json.get(source.own(key::SCAN_RANK)).filter(|rank| rank.as_str() != Some("auto"));
+            let rank = match said {
+                Some(_) => source.size(key::SCAN_RANK)?,
+                None => hidden.div_ceil(16),
+            };
+            let eps = source.opt_number(key::STEP_EPS)?;
+            let plain = eps.map(|eps| StepNorms::Plain { eps: Some(eps as f32) });
+            let conv_bias = json.opt_bool(facts.own("mamba_conv_bias"))?.unwrap_or(true);
+            (expand.saturating_mul(hidden), rank, conv_bias, plain)
+        }
+    };
+    Ok(ChannelScanConfig {
+        channels,
+        state: source.size(key::SCAN_STATE)?,
+        rank,
+        taps: taps(source, key::SCAN_TAPS)?,
+        conv_bias,
+        norms: weighted.or(plain).unwrap_or(StepNorms::None),
+    })
+}
+
 /// Keys of config.json that make of the scan something that is not computed.
 fn refuse_other_scans(source: &Source<'_>, json: &Json<'_>) -> Result<(), Error> {
     let own = |key| source.own(Key { gguf: "", hugging_face: key });
@@ -285,12 +421,14 @@ fn refuse_other_scans(source: &Source<'_>, json: &Json<'_>) -> Result<(), Error>
 
 /// What a layer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Attends,
     /// It keeps a state.
     Keeps,
     /// It is a feed-forward and nothing else.
     Feeds,
+    /// It is a mixture of experts and nothing else.
+    Routes,
 }
 
 /// What layers are: as the file lists them, or as its period says.
@@ -308,16 +446,22 @@ fn kinds(source: &Source<'_>, rule: Recurrent, layers: usize) -> Result<Vec<Kind
     let or_keeps = |attends: bool| if attends { Kind::Attends } else { Kind::Keeps };
     match source {
         Source::HuggingFace { json, .. } => {
-            for key in ["layer_types", "layers_block_type"] {
+            for key in LISTS {
                 if let Some(types) = json.opt_strs(key)? {
                     let kind = |name: &&str| named(rule, name);
                     return listed(key, types.iter().map(kind).collect::<Result<_, _>>()?);
                 }
             }
-            let key = "hybrid_override_pattern";
-            if let Some(pattern) = json.opt_str(key)? {
+            if let Some(pattern) = json.opt_str(PATTERN)? {
                 let kind = |sign: char| named(rule, sign.encode_utf8(&mut [0; 4]));
-                return listed(key, pattern.chars().map(kind).collect::<Result<_, _>>()?);
+                return listed(PATTERN, pattern.chars().map(kind).collect::<Result<_, _>>()?);
+            }
+            if let Some(period) = json.opt_u64("attn_layer_period")? {
+                let offset = json.opt_u64("attn_layer_offset")?.unwrap_or(0);
+                if offset >= period {
+                    return Err(bad("attn_layer_offset", offset, &format!("below the period {period}")));
+                }
+                return Ok((0..layers as u64).map(|layer| or_keeps(layer % period == offset)).collect());
             }
             if let Some(attending) = json.opt_u64s("full_attn_idxs")? {
                 return Ok((0..layers as u64).map(|layer| or_keeps(attending.contains(&layer))).collect());
@@ -326,11 +470,18 @@ fn kinds(source: &Source<'_>, rule: Recurrent, layers: usize) -> Result<Vec<Kind
         Source::Gguf { metadata, .. } => {
             let key = crate::layers::HEADS_KV;
             let fed = crate::layers::whole_numbers(source, crate::layers::FFN).filter(|_| is_alone(rule));
-            if let Some(heads) = crate::layers::whole_numbers(source, key) {
+            if let Some(mut heads) = crate::layers::whole_numbers(source, key) {
+                // Layers that guess ahead are listed behind the others.
+                let ahead = usize::try_from(crate::layers::ahead(source)?).unwrap_or(usize::MAX);
+                if heads.len().checked_sub(ahead) == Some(layers) {
+                    heads.truncate(layers);
+                }
+                let experts = source.opt_whole(crate::layers::EXPERTS)?.is_some_and(|experts| experts > 0);
                 let feeds = |layer: usize| {
                     fed.as_ref().and_then(|fed| fed.get(layer)).is_some_and(|width| *width > 0)
                 };
                 let kind = |(layer, heads): (usize, &i64)| match feeds(layer) {
+                    true if experts => Kind::Routes,
                     true => Kind::Feeds,
                     false => or_keeps(*heads > 0),
                 };
@@ -349,7 +500,7 @@ fn kinds(source: &Source<'_>, rule: Recurrent, layers: usize) -> Result<Vec<Kind
             Ok((1..=layers).map(|layer| or_keeps(layer.is_multiple_of(every))).collect())
         }
         Recurrent::ShortConv => Ok(vec![Kind::Attends; layers]),
-        Recurrent::Scan { .. } => Ok(vec![Kind::Keeps; layers]),
+        Recurrent::Scan { .. } | Recurrent::ChannelScan => Ok(vec![Kind::Keeps; layers]),
     }
 }
 
@@ -359,22 +510,23 @@ fn is_alone(rule: Recurrent) -> bool {
 
 /// What files call a kind of layer.
 fn named(rule: Recurrent, name: &str) -> Result<Kind, Error> {
-    let (keeps, feeds): (&[&str], &[&str]) = match rule {
-        Recurrent::DeltaRule { .. } => (&["linear_attention"], &[]),
-        Recurrent::ShortConv => (&["conv"], &[]),
+    let (keeps, feeds, routes): (&[&str], &[&str], &[&str]) = match rule {
+        Recurrent::DeltaRule { .. } => (&["linear_attention"], &[], &[]),
+        Recurrent::ShortConv => (&["conv"], &[], &[]),
         Recurrent::Scan { layers: ScanLayers::Alone, .. } => {
-            (&["mamba", "linear_attention", "M"], &["mlp", "-"])
+            (&["mamba", "linear_attention", "M"], &["mlp", "-"], &["moe", "E"])
         }
-        Recurrent::Scan { .. } => (&["mamba", "linear_attention"], &[]),
+        Recurrent::Scan { .. } | Recurrent::ChannelScan => (&["mamba", "linear_attention"], &[], &[]),
     };
     match name {
         "full_attention" | "attention" => Ok(Kind::Attends),
         "*" if is_alone(rule) => Ok(Kind::Attends),
         name if keeps.contains(&name) => Ok(Kind::Keeps),
         name if feeds.contains(&name) => Ok(Kind::Feeds),
+        name if routes.contains(&name) => Ok(Kind::Routes),
         name => Err(Error::Unsupported {
             what: format!("layer type {name:?}"),
-            supported: format!("full_attention, {}", [keeps, feeds].concat().join(", ")),
+            supported: format!("full_attention, {}", [keeps, feeds, routes].concat().join(", ")),
         }),
     }
 }

@@ -86,6 +86,11 @@ impl<M: Memory> Scan<M> {
 }
 
 impl<B: Backend> Scan<B> {
+    /// What adapters change of it.
+    pub(crate) fn changes(&mut self) -> &mut Changes<B> {
+        &mut self.output_changes
+    }
+
     /// `residual` += what the matrices say of it.
     pub(crate) fn forward(
         &self,
@@ -108,7 +113,7 @@ impl<B: Backend> Scan<B> {
         a: &mut Activations<B>,
     ) -> Result<(), Error> {
         let x = branch_off(backend, step, norm, &a.residual, &mut a.branch)?;
-        let StateRoom { mixed, convolved, read } = &mut a.states[self.room];
+        let StateRoom { mixed, convolved, read, .. } = &mut a.states[self.room];
         let read = read.as_mut().expect("allocated for such layers");
         backend.linear(step, Rows::Tokens, &self.mixed, None, x, mixed)?;
         if let Some(factors) = &self.factors {

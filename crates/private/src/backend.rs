@@ -5,9 +5,9 @@ use std::cell::RefCell;
 
 use fornax_compute::cpu::{self, Cpu, CpuSizes};
 use fornax_compute::{
-    Attention, Backend, Batch, DeltaRule, Error as ComputeError, ExpertRoom, Experts, GatedNorm, Glu, Heads,
-    KvLayer, KvSpec, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing,
-    Rows, SampleRow, SelectiveScan, ShortConv, Sizes, Usage, operands,
+    Attention, Backend, Batch, ChannelInputs, ChannelScan, DeltaRule, Error as ComputeError, ExpertRoom,
+    Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec, Memory, Need, Norm, Output, Part, Pointwise, Pooling,
+    Purpose, QkNorm, Rope, Routing, Rows, SampleRow, SelectiveScan, ShortConv, Sizes, Usage, operands,
 };
 
 use crate::Error;
@@ -238,9 +238,11 @@ impl<P: Products> Backend for Integer<P> {
         short_conv(conv: &ShortConv<cpu::Buf>, x: &cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
         delta_rule(rule: &DeltaRule<cpu::Buf>, qkv: &mut cpu::Buf, mixed: &mut cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
         selective_scan(scan: &SelectiveScan<cpu::Buf>, x: &cpu::Buf, mixed: &mut cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
+        channel_scan(scan: &ChannelScan<cpu::Buf>, inputs: &ChannelInputs<'_, cpu::Buf>, steps: &mut cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
         gated_norm(norm: &GatedNorm<cpu::Buf>, gates: &cpu::Buf, x: &mut cpu::Buf);
         sigmoid_gate(gates: &cpu::Buf, x: &mut cpu::Buf);
         glu_beside(kind: Glu, up: &cpu::Buf, column: usize, gate: &mut cpu::Buf);
+        add_given(column: usize, x: &mut cpu::Buf);
         scale_chosen(scales: &cpu::Buf, chosen: &mut cpu::Buf);
         gather_wanted(x: &cpu::Buf, out: &mut cpu::Buf);
         pool(pooling: Pooling, x: &cpu::Buf, out: &mut cpu::Buf);

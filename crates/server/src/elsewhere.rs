@@ -5,7 +5,7 @@ use axum::http::Uri;
 use crate::error::{ApiError, Code};
 
 /// What paths begin with, and why there is nothing.
-const ELSEWHERE: [(&str, &str); 18] = [
+const ELSEWHERE: [(&str, &str); 17] = [
     ("/api/blobs/", "models are not made here: give the server a file with `fornax serve FILE`"),
     ("/api/copy", "models are not copied here: a served model has several names with --alias"),
     ("/api/create", "models are not made here: give the server a file with `fornax serve FILE`"),
@@ -13,7 +13,6 @@ const ELSEWHERE: [(&str, &str); 18] = [
     ("/api/push", "models are not sent anywhere from here"),
     ("/classify", CLASSIFY),
     ("/v1/classify", CLASSIFY),
-    ("/lora-adapters", "adapters are models of their own here: name one as the request's model"),
     ("/slots/", "slots are not saved, restored or erased: the prefix cache does without them"),
     ("/v1/audio/", "the models here read and write text, no sound"),
     ("/audio/", "the models here read and write text, no sound"),

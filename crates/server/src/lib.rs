@@ -36,6 +36,7 @@ mod shares;
 mod sse;
 mod tls;
 mod trace;
+mod turns;
 mod work;
 mod worker;
 
@@ -46,6 +47,6 @@ pub use front::keys::KeysError;
 pub use jobs::durable::JobsOptions;
 pub use models::{Load, Offer, Plan, Room};
 pub use options::{Callback, ServerOptions, TlsFiles};
-pub use served::{Device, Keeper, ModelCard, ModelFiles, Served};
+pub use served::{Device, Keeper, LoadAdapter, ModelCard, ModelFiles, Served};
 pub use server::{Error, Server};
 pub use tls::TlsError;

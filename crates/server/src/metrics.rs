@@ -159,7 +159,7 @@ impl Metrics {
         slots: &[Slot],
         is_ready: bool,
         traces: Option<&Traces>,
-        jobs: &[(&str, Counts)],
+        jobs: &[(String, Counts)],
     ) -> String {
         let mut page = Page::default();
         let shown: Vec<Shown<'_>> = slots.iter().map(Shown::of).collect();

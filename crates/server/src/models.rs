@@ -122,14 +122,32 @@ pub(crate) struct Models {
     turn: Mutex<()>,
     /// Told whenever nobody uses a model any more.
     idle: Notify,
+    /// Held while an adapter is loaded or unloaded: a name means one.
+    pub(crate) adapter_turn: Mutex<()>,
 }
 
 /// A model, or one of its adapters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
     pub(crate) index: usize,
-    /// Its place among the model's adapters.
-    pub(crate) adapter: Option<usize>,
+    pub(crate) adapter: Option<Arc<ModelAdapter>>,
+}
+
+impl Chosen {
+    /// A model itself.
+    pub(crate) fn model(index: usize) -> Chosen {
+        Chosen { index, adapter: None }
+    }
+}
+
+/// An adapter of a model, under the name that clients ask for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ModelAdapter {
+    pub(crate) name: String,
+    /// The number that the engine knows it by.
+    pub(crate) number: u32,
+    /// Where it was loaded from while the model ran; `None` of those that the model is always loaded with.
+    pub(crate) loaded_from: Option<String>,
 }
 
 /// The last word of a client on how long a model stays without a request.
@@ -148,6 +166,8 @@ pub(crate) struct Slot {
     /// Counted over all its loads.
     pub(crate) metrics: ModelMetrics,
     state: watch::Sender<State>,
+    /// Those that it is loaded with, then those that were loaded while it runs. Locked to read or change the list.
+    adapters: std::sync::Mutex<Vec<Arc<ModelAdapter>>>,
     /// What clients said of how long it stays. Locked to read or write it.
     kept: std::sync::Mutex<Kept>,
 }
@@ -194,6 +214,15 @@ impl Slot {
         self.kept().stays.or(rule).filter(|stays| *stays < FOR_EVER)
     }
 
+    pub(crate) fn adapters(&self) -> MutexGuard<'_, Vec<Arc<ModelAdapter>>> {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what was loaded while the model ran: it went with the model.
+    fn forget_loaded_adapters(&self) {
+        self.adapters().retain(|adapter| adapter.loaded_from.is_none());
+    }
+
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -214,7 +243,8 @@ impl Models {
     /// The first is the one that is meant when none is named.
     pub(crate) fn new(offers: Vec<Offer>) -> Arc<Models> {
         assert!(!offers.is_empty(), "there is a model to serve");
-        let slot = |offer| Slot {
+        let slot = |offer: Offer| Slot {
+            adapters: std::sync::Mutex::new(fixed_adapters(&offer.card)),
             offer,
             metrics: ModelMetrics::new(),
             state: watch::Sender::new(State::Unloaded),
@@ -223,6 +253,7 @@ impl Models {
         Arc::new(Models {
             slots: offers.into_iter().map(slot).collect(),
             turn: Mutex::new(()),
+            adapter_turn: Mutex::new(()),
             idle: Notify::new(),
         })
     }
@@ -237,21 +268,36 @@ impl Models {
 
     /// Which model a client means.
     pub(crate) fn named(&self, name: Option<&str>) -> Result<Chosen, ApiError> {
-        let Some(name) = name else { return Ok(Chosen { index: 0, adapter: None }) };
+        let Some(name) = name else { return Ok(Chosen::model(0)) };
         let find = |name: &str| {
             self.slots.iter().enumerate().find_map(|(index, slot)| {
-                let card = &slot.offer.card;
-                let adapter = card.adapters.iter().position(|adapter| adapter == name);
-                (adapter.is_some() || card.is_called(name)).then_some(Chosen { index, adapter })
+                let adapter = slot.adapters().iter().find(|adapter| adapter.name == name).cloned();
+                (adapter.is_some() || slot.offer.card.is_called(name)).then_some(Chosen { index, adapter })
             })
         };
         // Ollama's clients put a tag behind every name.
         let found = find(name).or_else(|| find(name.strip_suffix(":latest")?));
         found.ok_or_else(|| {
-            let names: Vec<String> = self.names().map(|name| format!("{name:?}")).collect();
+            let names: Vec<String> = self.names().iter().map(|name| format!("{name:?}")).collect();
             let message = format!("there is no such model here; this server has {}", names.join(", "));
             ApiError::new(Code::ModelNotFound, message)
         })
+    }
+
+    /// The same of what is there as long as the server runs: jobs may wait for long.
+    pub(crate) fn lasting(&self, name: Option<&str>) -> Result<Chosen, ApiError> {
+        let chosen = self.named(name)?;
+        match &chosen.adapter {
+            Some(adapter) if adapter.loaded_from.is_some() => {
+                let message = format!(
+                    "{:?} is an adapter that may be unloaded at any time, so no work that waits is kept for it; \
+                     name one that the server was started with",
+                    adapter.name
+                );
+                Err(ApiError::new(Code::ModelNotFound, message))
+            }
+            _ => Ok(chosen),
+        }
     }
 
     /// Resolves when a model that is in use now, or will be, is not any more: there may be room then.
@@ -260,25 +306,40 @@ impl Models {
     }
 
     /// Every name that a client may use.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        let cards = self.slots.iter().map(|slot| &slot.offer.card);
-        cards
-            .flat_map(|card| [&card.name].into_iter().chain(&card.aliases).chain(&card.adapters))
-            .map(String::as_str)
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        for slot in &self.slots {
+            let card = &slot.offer.card;
+            names.extend([&card.name].into_iter().chain(&card.aliases).cloned());
+            names.extend(slot.adapters().iter().map(|adapter| adapter.name.clone()));
+        }
+        names
     }
 
-    /// Everything that can be chosen: each model, then its adapters.
-    pub(crate) fn choices(&self) -> impl Iterator<Item = Chosen> {
-        self.slots.iter().enumerate().flat_map(|(index, slot)| {
-            let adapters = (0..slot.offer.card.adapters.len()).map(Some);
-            [None].into_iter().chain(adapters).map(move |adapter| Chosen { index, adapter })
-        })
+    /// Everything that can be chosen now: each model, then its adapters.
+    pub(crate) fn choices(&self) -> Vec<Chosen> {
+        let mut choices = Vec::new();
+        for (index, slot) in self.slots.iter().enumerate() {
+            choices.push(Chosen::model(index));
+            let adapters = slot.adapters();
+            choices.extend(adapters.iter().map(|it| Chosen { index, adapter: Some(Arc::clone(it)) }));
+        }
+        choices
+    }
+
+    /// The same of what is there as long as the server runs.
+    pub(crate) fn lasting_choices(&self) -> Vec<Chosen> {
+        let mut choices = self.choices();
+        choices.retain(|chosen| chosen.adapter.as_ref().is_none_or(|adapter| adapter.loaded_from.is_none()));
+        choices
     }
 
     /// The first name of what was chosen.
-    pub(crate) fn name(&self, chosen: Chosen) -> &str {
-        let card = &self.slots[chosen.index].offer.card;
-        chosen.adapter.map_or(&card.name, |adapter| &card.adapters[adapter])
+    pub(crate) fn name<'a>(&'a self, chosen: &'a Chosen) -> &'a str {
+        match &chosen.adapter {
+            Some(adapter) => &adapter.name,
+            None => &self.slots[chosen.index].offer.card.name,
+        }
     }
 
     /// The model, loaded if need be. Whoever stops waiting leaves the load to those who go on.
@@ -302,7 +363,9 @@ impl Models {
                 begins
             });
             if let Some(served) = served {
-                return Ok(Lease { models: Arc::clone(self), chosen, served });
+                let lease = Lease { models: Arc::clone(self), chosen, served };
+                // From here on the model stays, and with it what it was loaded with.
+                return lease.checked();
             }
             if let Some(failed) = failed {
                 return Err(failed);
@@ -424,6 +487,7 @@ impl Models {
         let Some(served) = leaving else { return };
         tracing::info!(model = served.card.name, bytes = served.planned_bytes, "unloading");
         slot.metrics.unloaded(&served.engine.stats());
+        slot.forget_loaded_adapters();
         freed(served).await;
         slot.set(State::Unloaded);
     }
@@ -448,12 +512,12 @@ impl Models {
 
     /// A client's word on how long a model stays without a request, from the end of its own on. The next such word takes its
     /// place.
-    pub(crate) fn keep(self: &Arc<Models>, chosen: Chosen, stays: Duration) {
-        let mut kept = self.slots[chosen.index].kept();
+    pub(crate) fn keep(self: &Arc<Models>, index: usize, stays: Duration) {
+        let mut kept = self.slots[index].kept();
         (kept.stays, kept.word) = (Some(stays), kept.word + 1);
         if !std::mem::replace(&mut kept.is_seen_to, true) {
             let models = Arc::clone(self);
-            tokio::spawn(async move { models.see_to(chosen.index).await });
+            tokio::spawn(async move { models.see_to(index).await });
         }
         drop(kept);
         // Whoever sees to the word before waits for its time.
@@ -519,6 +583,13 @@ impl Models {
     }
 }
 
+/// The adapters that a model is always loaded with.
+fn fixed_adapters(card: &ModelCard) -> Vec<Arc<ModelAdapter>> {
+    let adapter =
+        |(number, name): (u32, &String)| ModelAdapter { name: name.clone(), number, loaded_from: None };
+    (0..).zip(&card.adapters).map(adapter).map(Arc::new).collect()
+}
+
 /// Lets go of a model and waits until its memory is free.
 async fn freed(served: Arc<Served>) {
     let mut freed = served.keeper.freed();
@@ -567,22 +638,36 @@ impl Lease {
     }
 
     /// Which model it is.
-    pub(crate) fn chosen(&self) -> Chosen {
-        self.chosen
+    pub(crate) fn chosen(&self) -> &Chosen {
+        &self.chosen
+    }
+
+    pub(crate) fn slot(&self) -> &Slot {
+        &self.models.slots[self.chosen.index]
+    }
+
+    /// Refuses an adapter that went while its model was waited for.
+    fn checked(self) -> Result<Lease, Failed> {
+        let Some(adapter) = &self.chosen.adapter else { return Ok(self) };
+        if self.slot().adapters().iter().any(|there| Arc::ptr_eq(there, adapter)) {
+            return Ok(self);
+        }
+        let message = format!("the adapter {:?} was unloaded", adapter.name);
+        Err(Failed { code: Code::ModelNotFound, message })
     }
 
     pub(crate) fn metrics(&self) -> &ModelMetrics {
-        &self.models.slots[self.chosen.index].metrics
+        &self.slot().metrics
     }
 
     /// What was asked for: the model, or one of its adapters.
     pub(crate) fn name(&self) -> &str {
-        self.models.name(self.chosen)
+        self.models.name(&self.chosen)
     }
 
     /// The adapter, as the engine knows it.
     pub(crate) fn adapter(&self) -> Option<u32> {
-        self.chosen.adapter.and_then(|adapter| u32::try_from(adapter).ok())
+        self.chosen.adapter.as_ref().map(|adapter| adapter.number)
     }
 }
 
@@ -597,7 +682,7 @@ impl Deref for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut is_idle = false;
-        self.models.slots[self.chosen.index].state.send_if_modified(|state| {
+        self.slot().state.send_if_modified(|state| {
             if let State::Loaded { users, last, .. } = state {
                 *users -= 1;
                 *last = Instant::now();

@@ -30,7 +30,9 @@ use crate::{
     front::door::{CORRELATION_ID, REQUEST_ID, door},
     jobs::{control, run, schemas, status, stream},
     llama, ollama,
-    openai::{batches, chat, completions, decisions, embeddings, files, models, rerank, score, tokens},
+    openai::{
+        adapters, batches, chat, completions, decisions, embeddings, files, models, rerank, score, tokens,
+    },
     ops::{console, health, live, loading, metrics},
     responses::{create, stored},
     worker::{cancel, execute},
@@ -151,6 +153,9 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(models::list))
         .routes(routes!(models::one))
         .routes(routes!(models::one_of_owner))
+        .routes(routes!(adapters::load))
+        .routes(routes!(adapters::unload))
+        .routes(routes!(adapters::list, adapters::scale))
         .routes(routes!(tokens::tokenize))
         .routes(routes!(tokens::detokenize))
         .routes(routes!(messages::messages))

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, thread};
 
+use fornax_chat::Sight;
 use fornax_engine::Handle;
 use fornax_form::Grammars;
 use fornax_text::{ChatTemplate, Tokenizer};
@@ -9,6 +10,8 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::watch;
 use utoipa::ToSchema;
+
+use crate::app::Failed;
 
 /// Everything that routes need of a model. Made by the binary, which alone knows files and backends.
 pub struct Served {
@@ -20,6 +23,8 @@ pub struct Served {
     pub template: Arc<Result<ChatTemplate, fornax_text::Error>>,
     /// Whether it may be asked anew in the middle of an answer ([`fornax_chat::Model::asks_anew`]).
     pub asks_anew: bool,
+    /// What looks at pictures for it, or why it reads none.
+    pub sight: Result<Arc<dyn Sight>, &'static str>,
     /// Compiles schemas, regular expressions and grammars.
     pub grammars: Arc<Grammars>,
     /// What the model is.
@@ -32,9 +37,15 @@ pub struct Served {
     pub load_seconds: f64,
     /// Bytes that it takes of what all models together may.
     pub planned_bytes: u64,
+    /// Loads an adapter beside it while it runs; `None` where the operator has not allowed that.
+    pub load_adapter: Option<LoadAdapter>,
     /// What holds its memory.
     pub keeper: Keeper,
 }
+
+/// Loads an adapter under a name, from where a client says that it lies, if it may come from there. Returns the number that
+/// the engine knows it by. May block.
+pub type LoadAdapter = Box<dyn Fn(&str, &str) -> Result<u32, Failed> + Send + Sync>;
 
 /// What holds a model's memory. Dropped, it frees it on a thread of its own (an engine ends its last step first, and
 /// gigabytes take a moment), and says when that is done.
@@ -125,6 +136,11 @@ impl Device {
 }
 
 impl Served {
+    /// Why it reads no pictures; `None` where it does.
+    pub(crate) fn blind(&self) -> Option<&'static str> {
+        self.sight.as_ref().err().copied()
+    }
+
     /// Bytes on all devices.
     pub(crate) fn device_bytes(&self) -> u64 {
         self.devices.iter().map(Device::total).sum()

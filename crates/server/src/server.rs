@@ -25,6 +25,7 @@ use crate::{
         keys::{Keys, KeysError, Rights},
         silent::{Answer, Guest, Silent},
         stalled::Impatient,
+        told::Room,
     },
     jobs::durable::Durable,
     models::{Chosen, Offer, Slot, State},
@@ -104,7 +105,8 @@ impl Server {
         offers: Vec<Offer>,
     ) -> Result<Server, Error> {
         let address = listener.local_addr()?;
-        let rights = Rights { requests_max: options.per_key_max, urgent: options.priority_open };
+        let rights =
+            Rights { requests_max: options.per_key_max, urgent: options.priority_open, adapters: false };
         let keys = Keys::open(options.api_key_file.as_deref(), rights)?;
         if !address.ip().is_loopback() && !keys.are_needed() {
             return Err(Error::KeyNeeded { address });
@@ -218,7 +220,7 @@ async fn load_first(app: &Arc<App>) -> Result<(), Failed> {
     let mut leases = Vec::new();
     for (index, slot) in app.models.all().iter().enumerate().filter(first) {
         let mut states = slot.watch();
-        let mut lease = pin!(app.models.lease(Chosen { index, adapter: None }));
+        let mut lease = pin!(app.models.lease(Chosen::model(index)));
         let leased = loop {
             tokio::select! {
                 biased;
@@ -357,8 +359,9 @@ async fn serve<S>(
         let (asking, answer) = (guest.asks(), router.call(request));
         async move {
             answer.await.map(|mut answer| {
-                let place = answer.extensions_mut().remove::<Place>();
-                answer.map(|body| Answer::new(body, asking, place))
+                let extensions = answer.extensions_mut();
+                let (place, room) = (extensions.remove::<Place>(), extensions.remove::<Room>());
+                answer.map(|body| Answer::new(body, asking, place, room))
             })
         }
     });

@@ -173,6 +173,27 @@ const TRANSCRIPTS: &[Transcript] = &[
         prompt: "<|im_start|>assistant\n",
         answer: "Hello.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln \"x\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n<parameter=zone>\nCET\n</parameter>\n</function>\n</tool_call>",
     },
+    // Qwen3.5 and Nemotron 3, whose templates begin the thought.
+    Transcript {
+        family: "qwen3-coder",
+        template: "<think> <tool_call> <function= <parameter=",
+        prompt: "<|im_start|>assistant\n<think>\n",
+        answer: "Why?\n</think>\n\nHello.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln \"x\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n<parameter=zone>\nCET\n</parameter>\n</function>\n</tool_call>",
+    },
+    // Nemotron Nano 2.
+    Transcript {
+        family: "nemotron-v2",
+        template: "<think> <TOOLCALL>",
+        prompt: "<SPECIAL_11>Assistant\n<think>\n",
+        answer: "Why?\n</think>\n\nHello.\n\n<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Köln \\\"x\\\"\", \"days\": 3}}, {\"name\": \"get_time\", \"arguments\": {\"zone\": \"CET\"}}]</TOOLCALL>",
+    },
+    // Granite 4.
+    Transcript {
+        family: "hermes",
+        template: "<|start_of_role|>available_tools <tool_call>",
+        prompt: "<|start_of_role|>assistant<|end_of_role|>",
+        answer: "Hello.<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Köln \\\"x\\\"\", \"days\": 3}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_time\", \"arguments\": {\"zone\": \"CET\"}}\n</tool_call>",
+    },
     Transcript {
         family: "glm",
         template: "<think> <tool_call> <arg_key>",
@@ -466,7 +487,9 @@ fn calls_that_templates_write_are_read_back() {
         .map(|tool| json!({"type": "function", "function": {"name": tool.name, "description": "D", "parameters": tool.parameters}}))
         .collect();
     let (mut read, mut wrong) = (0, String::new());
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    // For those who go through a whole loop with these templates: what a model would have written, and for how many calls.
+    let mut written_by = serde_json::Map::new();
+    let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|ext| ext == "jinja"));
     // Those are out of a test of older templates, most of which know no tools.
     files.retain(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("source-")));
@@ -521,7 +544,7 @@ fn calls_that_templates_write_are_read_back() {
                     continue;
                 }
             };
-            let (prompt, answer) = parted(&prompt, &whole);
+            let (began, (prompt, answer)) = (prompt.clone(), parted(&prompt, &whole));
             let whole = read_every_way(&Reader::new(dialect, tools(), prompt), answer);
             let said = if answer.contains("CONTENT.") { "CONTENT." } else { "" };
             let thought = if answer.contains("REASON.") { "REASON." } else { "" };
@@ -529,6 +552,17 @@ fn calls_that_templates_write_are_read_back() {
             let got = (whole.calls(), whole.content.as_str(), whole.reasoning.as_str());
             if written > 0 && got == (wanted[..written].to_vec(), said, thought) {
                 outcome = Ok(());
+                // A thought that the prompt begins, and this answer has not, a model would end first.
+                let thinking = [dialect.is_thinking_after(&began), dialect.is_thinking_after(prompt)];
+                let stop = dialect.stop_thinking().unwrap_or_default();
+                let ended = if thinking == [true, false] { &*stop } else { "" };
+                // And one that the prompt has ended already, it would not go on with.
+                let goes_on = answer.split_once(stop.trim()).filter(|_| thinking == [false, true]);
+                let (answer, thought) = goes_on.map_or((answer, thought), |(_, answer)| (answer, ""));
+                written_by.insert(
+                    path.file_name().unwrap().to_string_lossy().into_owned(),
+                    json!({"answer": format!("{ended}{answer}"), "calls": written, "content": said, "thought": thought}),
+                );
                 break;
             }
             outcome = Err(format!("{:?}: {answer:?} was read as {whole:?}", dialect.family()));
@@ -538,6 +572,7 @@ fn calls_that_templates_write_are_read_back() {
             Err(reason) => writeln!(wrong, "{name}: {reason}").unwrap(),
         }
     }
+    std::fs::write(folder.join("answers.json"), Value::Object(written_by).to_string()).unwrap();
     println!("Tally {read} templates read back");
     assert!(wrong.is_empty(), "{read} read back, not:\n{wrong}");
 }

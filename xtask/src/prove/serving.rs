@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::fixtures;
 
-/// A server with the default model, ended with this.
+/// A server with a model, ended with this.
 pub(super) struct Server {
     pub(super) child: Mutex<Child>,
     id: u32,
@@ -31,7 +31,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Starts it, and waits until it is ready.
+    /// Starts it with the default model, and waits until it is ready.
     pub(super) fn start(binary: &Path, args: &[&str], key: &str) -> Result<Server> {
         let mut command = Command::new(binary);
         command.args(["serve", "smollm2", "--port", "0"]).args(args);
@@ -49,6 +49,11 @@ impl Server {
         let server = Server { id: child.id(), child: Mutex::new(child), address, key: key.to_owned() };
         while !server.exchange("GET", "/ready", "")?.starts_with("HTTP/1.1 200") {}
         Ok(server)
+    }
+
+    /// Host and port.
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     pub(super) fn id(&self) -> u32 {

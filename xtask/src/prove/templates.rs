@@ -1,5 +1,5 @@
-//! Chat templates that models carry, rendered by transformers and by us; and the calls of tools that they write, read
-//! back.
+//! Chat templates that models carry, rendered by transformers and by us; the calls of tools that they write, read back,
+//! and each of them through a whole loop of tools; and llama.cpp's grammars.
 //!
 //! They are under licences that this work does not take, so they are fetched: llama.cpp keeps some hundred in its
 //! sources, as files and in a test, and the source archive of `llama-cpp-python` has those. Gemma 3's is in a package
@@ -28,8 +28,12 @@ const SCRIPT: &str = "crates/text/tests/make_templates.py";
 /// A Python that has transformers.
 const PYTHON: &str = "FORNAX_ORACLE_PYTHON";
 const TEST: &str = "further_templates_render_as_in_python";
+/// Reads grammars and texts out of llama.cpp's test.
+const GRAMMARS: &str = "crates/form/tests/make_grammars.py";
 /// What a template writes for calls and thoughts of before is what its model writes; our reader has to understand it.
 const READ_BACK: &str = "calls_that_templates_write_are_read_back";
+const LOOP: &str = "every_template_goes_through_a_whole_loop_of_tools";
+const GRAMMARS_TEST: &str = "grammars_of_llama_cpp_accept_what_they_should";
 
 pub(super) fn run() -> Result<Facts> {
     let python =
@@ -44,18 +48,26 @@ pub(super) fn run() -> Result<Facts> {
     run_tool(Command::new(&python).arg(root().join(SCRIPT)).arg(&folder).arg(&expected))?;
     let version = ["-c", "import transformers; print(transformers.__version__)"];
     let version = output(Command::new(&python).args(version))?;
-    let tally = |file: &str, test: &str| -> Result<String> {
-        let cargo = ["test", "--package", "fornax-text", "--profile", "checked", "--test", file];
+    let tally = |package: &str, file: &[&str], test: &str| -> Result<String> {
+        let cargo = ["test", "--package", package, "--profile", "checked"];
         let told = output(
             command("cargo", &cargo)
-                .args([test, "--", "--exact", "--show-output"])
-                .env("FORNAX_TEMPLATES", &folder),
+                .args(file)
+                .args([test, "--", "--show-output"])
+                .env("FORNAX_TEMPLATES", &folder)
+                .env("FORNAX_GRAMMARS", folder.join("grammars.json")),
         )?;
         let tally = told.lines().find(|line| line.starts_with("Tally")).context("the test told no counts")?;
         Ok(tally.to_owned())
     };
-    let cases = tally("templates", TEST)?;
-    let read_back = tally("answers", READ_BACK)?;
+    let cases = tally("fornax-text", &["--test", "templates"], TEST)?;
+    let read_back = tally("fornax-text", &["--test", "answers"], READ_BACK)?;
+    let loops = tally("fornax-server", &["--test", "http"], LOOP)?;
+    let test = "test-grammar-integration.cpp";
+    SOURCE.unpack(&archive, &format!("vendor/llama.cpp/tests/{test}"), work.path())?;
+    let grammars = [folder.join("grammars.json"), work.path().join(test)];
+    run_tool(Command::new(&python).arg(root().join(GRAMMARS)).args([&grammars[1], &grammars[0]]))?;
+    let grammars = tally("fornax-form", &["--test", "gbnf"], GRAMMARS_TEST)?;
     let files = fs::read_dir(&folder)?.count();
     ensure!(files > 90, "{files} files were unpacked");
     Ok(vec![
@@ -64,6 +76,8 @@ pub(super) fn run() -> Result<Facts> {
         ("rendered by", format!("transformers {}", version.trim())),
         ("cases", cases),
         ("calls and thoughts read back, however cut", read_back),
+        ("call, result and answer, whole and streamed byte by byte", loops),
+        ("llama.cpp's own test of grammars", grammars),
     ])
 }
 

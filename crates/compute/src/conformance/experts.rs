@@ -8,7 +8,8 @@ use fornax_format::DType;
 
 use crate::cpu::{Activations, expand_rows};
 use crate::{
-    Backend, ExpertRoom, Experts, Glu, Groups, Need, Part, Purpose, Routing, Scores, Shares, WEIGHT_TYPES,
+    Backend, Between, ExpertRoom, Experts, Glu, Groups, Need, Part, Pointwise, Purpose, Routing, Scores,
+    Shares, WEIGHT_TYPES,
 };
 
 use super::bench::{Bench, Table, batch, step};
@@ -47,6 +48,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         ffn: 64,
         dtypes: [DType::F32; 3],
         bias: false,
+        gated: true,
         choice: Choice::Spread,
     };
     for tokens in [1, 2, 7, 33] {
@@ -82,6 +84,9 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         }
         suite.regrouped(mixture, &[0..1, 1..3, 3..20, 20..100]);
     }
+    if suite.backend.supports(Need::PlainExperts).is_ok() {
+        plain(suite, Mixture { gated: false, ..usual });
+    }
     // Rows that fill no tile, and columns that fill no block.
     let plain = Mixture { dtypes: [DType::BF16; 3], bias: true, ..usual };
     for (hidden, ffn) in [(96, 40), (33, 24), (160, 17), (16, 16), (200, 336)] {
@@ -109,6 +114,29 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             }
             Ok((mixture.compute(backend, 0..mixture.tokens)?, alone))
         });
+    }
+}
+
+/// Experts without gates.
+fn plain<B: Backend>(suite: &mut Suite<'_, B>, usual: Mixture) {
+    for tokens in [1, 2, 7, 33, 100] {
+        suite.mixture(Mixture { tokens, ..usual });
+        suite.mixture(Mixture { tokens, bias: true, experts: 40, chosen: 6, ..usual });
+        suite.mixture(Mixture { tokens, choice: Choice::Crowded, ..usual });
+    }
+    for dtype in [DType::BF16, DType::Q8_0, DType::MXFP8, DType::Q4_K] {
+        let mixture = Mixture { hidden: 256, ffn: 256, dtypes: [dtype; 3], experts: 3, tokens: 100, ..usual };
+        suite.mixture(Mixture { tokens: 1, ..mixture });
+        suite.mixture(Mixture { tokens: 5, bias: true, ..mixture });
+        suite.mixture(mixture);
+        suite.regrouped(mixture, &[0..1, 1..3, 3..20, 20..100]);
+    }
+    // Rows that fill no tile, and columns that fill no block.
+    for (hidden, ffn) in [(96, 40), (33, 24), (160, 17)] {
+        for tokens in [1, 5, 64] {
+            let dtypes = [DType::BF16; 3];
+            suite.mixture(Mixture { experts: 3, hidden, ffn, tokens, dtypes, bias: true, ..usual });
+        }
     }
 }
 
@@ -411,7 +439,8 @@ enum Choice {
     Crowded,
 }
 
-/// The experts of a layer; the types are those of gate, up and down.
+/// The experts of a layer; the types are those of gate, up and down. Where there are no gates, what is called one here is
+/// all of the first product.
 #[derive(Clone, Copy)]
 struct Mixture {
     experts: usize,
@@ -421,14 +450,17 @@ struct Mixture {
     ffn: usize,
     dtypes: [DType; 3],
     bias: bool,
+    gated: bool,
     choice: Choice,
 }
 
 impl fmt::Display for Mixture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes: [gate, up, down], bias, choice } = self;
+        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes: [gate, up, down], bias, gated, choice } =
+            self;
         write!(f, "{chosen} of {experts} experts of {hidden} and {ffn}, {gate} {up} {down}, ")?;
-        write!(f, "{tokens} tokens, {choice:?}{}", if *bias { ", biases" } else { "" })
+        write!(f, "{tokens} tokens, {choice:?}{}", if *bias { ", biases" } else { "" })?;
+        write!(f, "{}", if *gated { "" } else { ", without gates" })
     }
 }
 
@@ -446,6 +478,7 @@ struct Inputs {
     /// A row for each token: their numbers, then their weights.
     chosen: Vec<f32>,
     residual: Vec<f32>,
+    gated: bool,
 }
 
 impl Inputs {
@@ -453,7 +486,9 @@ impl Inputs {
         let mut parts = Vec::new();
         for [gate, up, _] in &self.stored {
             parts.push(Part { rows: self.order.clone(), ..gate.part()? });
-            parts.push(up.part()?);
+            if self.gated {
+                parts.push(up.part()?);
+            }
         }
         Ok(parts)
     }
@@ -466,7 +501,7 @@ impl Inputs {
 impl Mixture {
     fn inputs(&self) -> Inputs {
         let mut random = Random::of(self);
-        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes, bias, choice } = *self;
+        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes, bias, gated, choice } = *self;
         let stored = (0..experts).map(|_| {
             let shapes = [(ffn, hidden), (ffn, hidden), (hidden, ffn)];
             [0, 1, 2].map(|at| Stored::matrix(&mut random, dtypes[at], shapes[at].0, shapes[at].1))
@@ -486,19 +521,24 @@ impl Mixture {
         Inputs {
             stored,
             order: bias.then(|| random.order(ffn)),
-            gate_up_bias: random.values(experts * 2 * ffn),
+            gate_up_bias: random.values(experts * self.between().columns(ffn)),
             down_bias: random.values(experts * hidden),
             x: random.values(tokens * hidden).iter().map(|x| 0.1 * x).collect(),
             taken: all,
             chosen: rows,
             residual: random.values(tokens * hidden),
+            gated,
         }
+    }
+
+    fn between(&self) -> Between {
+        if self.gated { Between::Gates(Glu::Silu) } else { Between::Function(Pointwise::ReluSquared) }
     }
 
     /// One expert of one token after the other.
     fn formula(&self) -> Table {
-        let Mixture { chosen, hidden, ffn, bias, .. } = *self;
-        let inputs = self.inputs();
+        let Mixture { chosen, hidden, ffn, bias, gated, .. } = *self;
+        let (inputs, columns) = (self.inputs(), self.between().columns(ffn));
         let expanded = |part: &Part<'_>| -> Vec<Vec<f64>> {
             let mut rows = Vec::new();
             let done = expand_rows(part, |_, row| {
@@ -525,11 +565,15 @@ impl Mixture {
                 inputs.residual[token * hidden..][..hidden].iter().copied().map(f64::from).collect();
             for (expert, weight) in taken.iter().zip(weights) {
                 let expert = *expert as usize;
-                let biases = bias.then(|| inputs.gate_up_bias[expert * 2 * ffn..][..2 * ffn].split_at(ffn));
-                let gate = product(&gate_up[2 * expert], &x, biases.map(|biases| biases.0));
-                let up = product(&gate_up[2 * expert + 1], &x, biases.map(|biases| biases.1));
-                let gated: Vec<f64> =
-                    gate.iter().zip(&up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
+                let biases = bias.then(|| inputs.gate_up_bias[expert * columns..][..columns].split_at(ffn));
+                let gated: Vec<f64> = if gated {
+                    let gate = product(&gate_up[2 * expert], &x, biases.map(|biases| biases.0));
+                    let up = product(&gate_up[2 * expert + 1], &x, biases.map(|biases| biases.1));
+                    gate.iter().zip(&up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect()
+                } else {
+                    let inner = product(&gate_up[expert], &x, biases.map(|biases| biases.0));
+                    inner.iter().map(|value| value.max(0.0).powi(2)).collect()
+                };
                 let bias = bias.then(|| &inputs.down_bias[expert * hidden..][..hidden]);
                 let said = product(&down[expert], &gated, bias);
                 sums.iter_mut().zip(said).for_each(|(sum, value)| *sum += f64::from(*weight) * value);
@@ -553,7 +597,7 @@ impl Mixture {
             gate_up_bias: bias.then_some(&gate_up_bias),
             down: &down,
             down_bias: bias.then_some(&down_bias),
-            glu: Glu::Silu,
+            between: self.between(),
         };
         let some = |values: &[f32], columns: usize, purpose| {
             Bench::filled(backend, purpose, columns, &values[tokens.start * columns..tokens.end * columns])

@@ -6,9 +6,9 @@ use super::bench::{Bench, Table, batch, count, step};
 use super::random::Random;
 use super::{Case, Failure, Op, Suite};
 use crate::{
-    Backend, Batch, ConvForm, DeltaHeads, DeltaRule, GateOrder, GatedNorm, KeySharing, KvDType, KvGroup,
-    KvKind, KvLayer, KvSpec, Need, Norm, PAGE_TOKENS, PageId, Purpose, Row, RowState, ScanHeads,
-    SelectiveScan, ShortConv, Token, conv_values,
+    Backend, Batch, ChannelInputs, ChannelScan, ConvForm, DeltaHeads, DeltaRule, GateOrder, GatedNorm,
+    KeySharing, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Need, Norm, PAGE_TOKENS, PageId, Purpose, Row,
+    RowState, ScanHeads, SelectiveScan, ShortConv, Token, channel_values, conv_values,
 };
 
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
@@ -46,7 +46,12 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         Kind::Scan(ScanHeads { heads: 3, groups: 1, dim: 21, state: 13 }),
         Kind::Scan(ScanHeads { heads: 2, groups: 2, dim: 64, state: 128 }),
     ];
-    for kind in convolutions.into_iter().chain(rules).chain(scans) {
+    let channels = [
+        Kind::Channels { channels: 64, state: 16 },
+        Kind::Channels { channels: 21, state: 13 },
+        Kind::Channels { channels: 300, state: 8 },
+    ];
+    for kind in convolutions.into_iter().chain(rules).chain(scans).chain(channels) {
         for chunk in [1, 3, 100] {
             suite.compare(Sequences { kind, lengths: &[40, 2, 35], chunk });
         }
@@ -146,6 +151,7 @@ enum Kind {
     Conv { channels: usize, taps: usize, form: ConvForm, biased: bool },
     Delta(DeltaHeads),
     Scan(ScanHeads),
+    Channels { channels: usize, state: usize },
 }
 
 /// Values of a state before the matrices, and columns before betas and steps.
@@ -157,6 +163,7 @@ impl Kind {
             Kind::Conv { .. } => vec![Need::States, Need::ShortConv],
             Kind::Delta(_) => vec![Need::States, Need::DeltaRule],
             Kind::Scan(_) => vec![Need::States, Need::SelectiveScan],
+            Kind::Channels { .. } => vec![Need::States, Need::ChannelScan],
         }
     }
 
@@ -165,6 +172,7 @@ impl Kind {
             Kind::Conv { channels, taps, .. } => conv_values(channels, taps).max(1),
             Kind::Delta(heads) => BEFORE + heads.state_values(),
             Kind::Scan(heads) => BEFORE + heads.state_values(),
+            Kind::Channels { channels, state } => BEFORE + channel_values(state, channels),
         }
     }
 
@@ -175,6 +183,8 @@ impl Kind {
             Kind::Conv { channels, form, .. } => (form.columns(channels) + 1, 0),
             Kind::Delta(heads) => (heads.columns(), BEFORE + 2 * heads.value),
             Kind::Scan(heads) => (heads.columns(), BEFORE + heads.heads),
+            // Values, keys and queries, and steps; none stands beside the other.
+            Kind::Channels { channels, state } => (channels + 2 * state, channels),
         }
     }
 
@@ -183,6 +193,7 @@ impl Kind {
             Kind::Conv { channels, .. } => channels,
             Kind::Delta(heads) => heads.value * heads.dim_v,
             Kind::Scan(heads) => heads.heads * heads.dim,
+            Kind::Channels { channels, .. } => channels,
         }
     }
 }
@@ -211,6 +222,7 @@ impl Case for Sequences {
             Kind::Conv { .. } => Op::ShortConv,
             Kind::Delta(_) => Op::DeltaRule,
             Kind::Scan(_) => Op::SelectiveScan,
+            Kind::Channels { .. } => Op::ChannelScan,
         }
     }
 
@@ -305,7 +317,8 @@ impl Sequences {
             x.extend(own(random.values(self.lengths[*sequence] * columns), columns));
             mixed.extend(own(random.values(self.lengths[*sequence] * mixed_columns), mixed_columns));
         }
-        let mut x = Bench::filled(backend, Purpose::Activations, columns, &x)?;
+        let rows = x;
+        let mut x = Bench::filled(backend, Purpose::Activations, columns, &rows)?;
         let tokens = batch.tokens.len();
         let mut out = Bench::poisoned(backend, Purpose::Activations, tokens, self.kind.out_columns())?;
         let mut random = Random::of(format_args!("{:?} weights", self.kind));
@@ -348,6 +361,32 @@ impl Sequences {
                     Ok(backend.selective_scan(step, &scan, &x.buf, &mut mixed.buf, kv, &mut out.buf)?)
                 })?;
                 mixed.table(backend)?;
+            }
+            Kind::Channels { channels, state } => {
+                let rates = random.values(channels * state);
+                let rates: Vec<f32> = rates.iter().map(|rate| -rate.abs()).collect();
+                let scan = ChannelScan {
+                    layer: LAYER,
+                    channels,
+                    state,
+                    before: BEFORE,
+                    rates: backend.upload_values(&rates)?,
+                    bias: backend.upload_values(&random.values(channels))?,
+                    skip: backend.upload_values(&random.values(channels))?,
+                };
+                let part = |first: usize, own: usize| {
+                    let of_row = |row: &[f32]| row[first..first + own].to_vec();
+                    let values: Vec<f32> = rows.chunks_exact(columns).flat_map(of_row).collect();
+                    Bench::filled(backend, Purpose::Activations, own, &values)
+                };
+                let (x, keys, queries) =
+                    (part(0, channels)?, part(channels, state)?, part(channels + state, state)?);
+                let mut steps = Bench::filled(backend, Purpose::Activations, mixed_columns, &mixed)?;
+                let inputs = ChannelInputs { x: &x.buf, keys: &keys.buf, queries: &queries.buf };
+                step(backend, &batch, |step| {
+                    Ok(backend.channel_scan(step, &scan, &inputs, &mut steps.buf, kv, &mut out.buf)?)
+                })?;
+                steps.table(backend)?;
             }
         }
         out.table(backend)

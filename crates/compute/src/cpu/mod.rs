@@ -46,9 +46,10 @@ use crate::batch::below;
 use crate::landing::{Content, land};
 use crate::operands::{self, fits};
 use crate::{
-    Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec,
-    LowRank, Memory, Need, Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope,
-    Routing, Rows, SampleRow, SampleScratch, SelectiveScan, ShortConv, Sizes, Token, Usage, sample,
+    Attention, Backend, Batch, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts,
+    GatedNorm, Glu, Heads, KvLayer, KvSpec, LowRank, Memory, Need, Norm, Output, PageCopy, PageId, Part,
+    Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, SampleScratch, SelectiveScan,
+    ShortConv, Sizes, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -319,7 +320,7 @@ impl Backend for Cpu {
         for &token in step.tokens() {
             match row(token)? {
                 Ok(id) => below("token", id as usize, table.rows)?,
-                Err(given) if given.len() == columns => {}
+                Err(given) if given.len() >= columns && given.len().is_multiple_of(columns) => {}
                 Err(given) => {
                     let (got, wanted) = ((1, given.len()), (1, columns));
                     return Err(Error::OperandShape { operation: "embed", operand: "given", got, wanted });
@@ -329,7 +330,24 @@ impl Backend for Cpu {
         for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |at, out| {
             match row(step.tokens()[at]).expect("checked above") {
                 Ok(id) => table.expand_row(id as usize, out),
-                Err(given) => out.copy_from_slice(given),
+                Err(given) => out.copy_from_slice(&given[..columns]),
+            }
+        });
+        Ok(())
+    }
+
+    fn add_given(&self, step: &Step, column: usize, x: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns, given) = (step.tokens().len(), x.columns, step.given());
+        fits("add_given", "x", x, (count, columns))?;
+        let end = column.saturating_add(columns);
+        if given.rows() > 0 && end > given.columns {
+            let (got, wanted) = ((1, given.columns), (1, end));
+            return Err(Error::OperandShape { operation: "add_given", operand: "given", got, wanted });
+        }
+        for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |at, x| {
+            if let Token::Given(row) = step.tokens()[at] {
+                add(&given.values[row as usize * given.columns + column..][..columns], x);
             }
         });
         Ok(())
@@ -429,6 +447,8 @@ impl Backend for Cpu {
             frequencies: rope.frequencies.row(0),
             magnitude: rope.magnitude,
             positions: step.positions(),
+            pairs: &rope.sections,
+            sections: step.sections(),
         };
         rope::rotate(
             &self.pool,
@@ -626,6 +646,40 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn channel_scan(
+        &self,
+        step: &Step,
+        scan: &ChannelScan<Buf>,
+        inputs: &ChannelInputs<'_, Buf>,
+        steps: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let step = step.slot();
+        let count = step.tokens().len();
+        let group = kv.group(scan.layer);
+        operands::channel_scan(count, scan, inputs, (&*steps, &*out), group)?;
+        let states = step.state_group(scan.layer.group, group.pages)?;
+        let (values, each) = kv.states_mut(scan.layer);
+        let states = recurrence::States::new(values, each, states);
+        let (channels, state) = (scan.channels, scan.state);
+        let steps = &mut steps.values_mut()[..count * channels];
+        recurrence::Scan::prepare(&self.pool, scan.bias.row(0), (steps, channels));
+        let rule = recurrence::Channels {
+            channels,
+            state,
+            x: inputs.x.values(),
+            keys: inputs.keys.values(),
+            queries: inputs.queries.values(),
+            steps,
+            rates: scan.rates.row(0),
+            skip: scan.skip.row(0),
+        };
+        let out = out.values_mut();
+        recurrence::recur((&self.pool, self.options.simd), &rule, step, scan.before, &states, out);
+        Ok(())
+    }
+
     fn gated_norm(&self, step: &Step, norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
         let (count, columns) = (step.slot().tokens().len(), x.columns);
         operands::gated_norm(count, norm, gates, x)?;
@@ -730,14 +784,22 @@ impl Backend for Cpu {
             }
         };
         let (pairs, x) = (tokens * each, x.values());
-        let (rows, gate_up) = (room.rows.values_mut(), room.gate_up.values_mut());
-        let (rows, gate_up) = (&mut rows[..pairs * hidden], &mut gate_up[..pairs * 2 * ffn]);
+        let rows = &mut room.rows.values_mut()[..pairs * hidden];
         let gated = &mut room.gated.values_mut()[..pairs * ffn];
         for_each_row(&self.pool, rows, hidden, |place, row| {
             row.copy_from_slice(&x[places.token(place) * hidden..][..hidden]);
         });
-        multiply(experts.gate_up, experts.gate_up_bias, rows, gate_up);
-        self.gate(experts.glu, ffn, gate_up, gated);
+        match experts.between {
+            Between::Gates(kind) => {
+                let gate_up = &mut room.gate_up.values_mut()[..pairs * 2 * ffn];
+                multiply(experts.gate_up, experts.gate_up_bias, rows, gate_up);
+                self.gate(kind, ffn, gate_up, gated);
+            }
+            Between::Function(function) => {
+                multiply(experts.gate_up, experts.gate_up_bias, rows, gated);
+                glu::pointwise(&self.pool, self.options.simd, function, ffn, gated);
+            }
+        }
         multiply(experts.down, experts.down_bias, gated, rows);
         let chosen = chosen.values();
         let residual = &mut residual.values_mut()[..tokens * hidden];
@@ -956,7 +1018,7 @@ mod tests {
             "write: buf is (2, 4) (rows, columns), wanted (3, 4) or more rows",
         );
         assert!(cpu.read(&buf(2, 4), usize::MAX, 2).is_err());
-        let rope = Rope { frequencies: buf(1, 3), pairs: 3, magnitude: 1.0 };
+        let rope = Rope { frequencies: buf(1, 3), pairs: 3, magnitude: 1.0, sections: Vec::new() };
         let heads = Heads { query: 1, kv: 1, dim: 4 };
         check(
             cpu.rope(&step, heads, &rope, &mut buf(3, 12)),

@@ -534,6 +534,53 @@ impl Recurrence for Scan<'_> {
     }
 }
 
+/// The selective scan of Mamba-1 of a step.
+pub(super) struct Channels<'a> {
+    pub(super) channels: usize,
+    pub(super) state: usize,
+    /// (tokens, channels)
+    pub(super) x: &'a [f32],
+    /// (tokens, state)
+    pub(super) keys: &'a [f32],
+    /// (tokens, state)
+    pub(super) queries: &'a [f32],
+    /// (tokens, channels)
+    pub(super) steps: &'a [f32],
+    /// (state, channels)
+    pub(super) rates: &'a [f32],
+    pub(super) skip: &'a [f32],
+}
+
+impl Recurrence for Channels<'_> {
+    fn matrices(&self) -> usize {
+        1
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        (self.state, self.channels)
+    }
+
+    #[inline(always)]
+    fn token(&self, token: usize, _: usize, (first, width): (usize, usize), state: &mut [Lanes]) -> Lanes {
+        let own = |values: &[f32], row: usize| lanes(&values[row * self.channels + first..][..width]);
+        let (v, step, skip) = (own(self.x, token), own(self.steps, token), own(self.skip, 0));
+        let (k, q) = (&self.keys[token * self.state..], &self.queries[token * self.state..]);
+        let mut change = v;
+        change.iter_mut().zip(step).for_each(|(v, step)| *v *= step);
+        let mut sums = [[0.0; STATE_LANES]; SUMS];
+        for (row, state) in state.iter_mut().enumerate() {
+            let (rates, k, q, sum) = (own(self.rates, row), k[row], q[row], &mut sums[row % SUMS]);
+            for lane in 0..STATE_LANES {
+                state[lane] = state[lane] * exp(rates[lane] * step[lane]) + k * change[lane];
+                sum[lane] += state[lane] * q;
+            }
+        }
+        let mut read = total(sums);
+        read.iter_mut().zip(v).zip(skip).for_each(|((read, v), skip)| *read += v * skip);
+        read
+    }
+}
+
 /// `x` = the norm of each group of its values where there is one, times silu of the gates: as many of their row from `column`
 /// on as `x` has.
 pub(super) fn gated_norm(

@@ -2,9 +2,10 @@
 
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
-    Attention, Backend, Batch, ConvForm, DeltaHeads, DeltaRule, GateOrder, GatedNorm, Glu, Heads, KeySharing,
-    KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PageId, Part, Purpose, Rope, Row, RowState,
-    Rows, ScanHeads, SelectiveScan, ShortConv, Token, conv_values,
+    Attention, Backend, Batch, ChannelInputs, ChannelScan, ConvForm, DeltaHeads, DeltaRule, GateOrder,
+    GatedNorm, Glu, Heads, KeySharing, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PageId, Part,
+    Purpose, Rope, Row, RowState, Rows, ScanHeads, SelectiveScan, ShortConv, Token, channel_values,
+    conv_values,
 };
 use fornax_format::{DType, View};
 use serde::Deserialize;
@@ -22,6 +23,7 @@ struct Ops {
     delta_rule: Delta,
     gated_norm: NormGated,
     selective_scan: Scanned,
+    channel_scan: ScannedByChannel,
     grouped_norm: Vec<NormGrouped>,
     glu_beside: Beside,
     scale_chosen: ScaledChoice,
@@ -84,6 +86,20 @@ struct Scanned {
     bias: Vec<f32>,
     skip: Vec<f32>,
     x: Vec<f32>,
+    steps: Vec<f32>,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct ScannedByChannel {
+    channels: usize,
+    state: usize,
+    rates: Vec<f32>,
+    bias: Vec<f32>,
+    skip: Vec<f32>,
+    x: Vec<f32>,
+    keys: Vec<f32>,
+    queries: Vec<f32>,
     steps: Vec<f32>,
     out: Vec<f64>,
 }
@@ -238,6 +254,7 @@ fn rope_is_that_of_transformers_at_positions_beyond_zero() {
                 frequencies: cpu.upload_values(&case.frequencies).unwrap(),
                 pairs: case.frequencies.len(),
                 magnitude: 1.0,
+                sections: Vec::new(),
             };
             let mut qkv = filled(cpu, heads.qkv_columns(), &case.qkv);
             let mut batch = batch(0, case.positions.len(), vec![]);
@@ -479,6 +496,40 @@ fn the_selective_scan_is_that_of_transformers() {
             });
             // The reference computes in f32 as well.
             check("selective scan", &got, &case.out, 1e-11);
+        });
+    }
+}
+
+#[test]
+fn the_selective_scan_by_channels_is_that_of_transformers() {
+    let case = ops().channel_scan;
+    let (channels, state) = (case.channels, case.state);
+    let tokens = case.x.len() / channels;
+    for first in [tokens, 1, 17] {
+        on_each(|cpu| {
+            let scan = ChannelScan {
+                layer: STATE,
+                channels,
+                state,
+                before: 5,
+                rates: cpu.upload_values(&case.rates).unwrap(),
+                bias: cpu.upload_values(&case.bias).unwrap(),
+                skip: cpu.upload_values(&case.skip).unwrap(),
+            };
+            let values = 5 + channel_values(state, channels);
+            let got = in_chunks(cpu, (tokens, first, values), |step, range, kv| {
+                let part = |all: &[f32], columns: usize| {
+                    filled(cpu, columns, &all[range.start * columns..range.end * columns])
+                };
+                let (x, keys, queries) =
+                    (part(&case.x, channels), part(&case.keys, state), part(&case.queries, state));
+                let inputs = ChannelInputs { x: &x, keys: &keys, queries: &queries };
+                let (mut steps, mut out) =
+                    (part(&case.steps, channels), poisoned(cpu, range.len(), channels));
+                cpu.channel_scan(step, &scan, &inputs, &mut steps, kv, &mut out).unwrap();
+                cpu.read(&out, 0, range.len()).unwrap()
+            });
+            check("selective scan by channels", &got, &case.out, 1e-11);
         });
     }
 }

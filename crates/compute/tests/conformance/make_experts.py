@@ -16,6 +16,7 @@ from transformers import (
     Lfm2MoeConfig,
     MiniMaxM2Config,
     MixtralConfig,
+    NemotronHConfig,
     Qwen2MoeConfig,
 )
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
@@ -24,6 +25,7 @@ from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeS
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeSparseMoeBlock
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2SparseMoeBlock
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
 rng = np.random.default_rng(9)
@@ -54,7 +56,7 @@ def case(block, chosen, shares, shared, **routing):
     fields = dict(
         chosen=chosen, shares=shares, hidden=HIDDEN, ffn=FFN, experts=EXPERTS, x=written(x), out=written(out.numpy()),
         router=written(stored["gate.weight"]),
-        gate_up=written(stored["experts.gate_up_proj"]),
+        gate_up=written(stored["experts.up_proj" if "experts.up_proj" in stored else "experts.gate_up_proj"]),
         down=written(stored["experts.down_proj"]),
     )
     fields |= routing
@@ -64,7 +66,15 @@ def case(block, chosen, shares, shared, **routing):
     if shared == "as it is":
         fields["shared"] = dict(
             ffn=FFN,
-            gate_up=written(np.concatenate([stored[f"shared_experts.{name}_proj.weight"] for name in ("gate", "up")])),
+            gate_up=written(
+                np.concatenate(
+                    [
+                        stored[f"shared_experts.{name}_proj.weight"]
+                        for name in ("gate", "up")
+                        if f"shared_experts.{name}_proj.weight" in stored
+                    ]
+                )
+            ),
             down=written(stored["shared_experts.down_proj.weight"]),
         )
     elif shared:
@@ -129,6 +139,22 @@ cases += [
         2, "chosen", False, scores="sigmoid", added=1e-6, scale=1.5,
     ),
 ]
+EXPERTS = 8
+cases.append(
+    case(
+        NemotronHMoE(
+            NemotronHConfig(
+                hidden_size=HIDDEN, moe_intermediate_size=FFN, moe_shared_expert_intermediate_size=FFN,
+                n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, routed_scaling_factor=2.5,
+                experts_implementation="eager", head_dim=4, num_attention_heads=2, num_key_value_heads=2,
+                layers_block_type=["moe"],
+            )
+        ),
+        3, "chosen", "as it is", scores="sigmoid", groups=4, groups_chosen=2, by_two=True, scale=2.5, added=1e-20,
+        plain=True,
+    )
+)
+EXPERTS = experts
 text = json.dumps(cases, separators=(",", ":")).replace(',"', ',\n"')
 pathlib.Path(__file__).with_name("experts.json").write_text(text + "\n")
 print(len(text), "bytes")

@@ -19,6 +19,7 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
+from transformers.models.jamba.modeling_jamba import mamba_selective_scan
 from transformers.models.lfm2.modeling_lfm2 import causal_conv1d_fn as plain_conv
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
@@ -210,6 +211,26 @@ def selective_scan():
     )
 
 
+def channel_scan():
+    # A generator of its own, so that the other cases stay as they are.
+    own = np.random.default_rng(11)
+    drawn = lambda *shape, size=1.0: np.round(own.normal(0, size, shape), 3).astype(np.float32)
+    channels, state, tokens = 21, 13, 40
+    x, steps, bias, skip = drawn(tokens, channels), drawn(tokens, channels, size=2.0), drawn(channels), drawn(channels)
+    keys, queries = drawn(tokens, state), drawn(tokens, state)
+    rates = -np.abs(drawn(channels, state)) - np.float32(0.1)
+    wide = lambda x: torch.tensor(x).T[None]
+    out = mamba_selective_scan(
+        wide(x), wide(steps), torch.tensor(rates), wide(keys), wide(queries), D=torch.tensor(skip), z=None,
+        delta_bias=torch.tensor(bias), delta_softplus=True, return_last_state=False, use_mambapy=False,
+        use_associative_scan=False,
+    )
+    return dict(
+        channels=channels, state=state, rates=written(rates.T), bias=written(bias), skip=written(skip), x=written(x),
+        keys=written(keys), queries=written(queries), steps=written(steps), out=written(out[0].T.double().numpy()),
+    )
+
+
 def grouped_norm():
     cases = []
     for gates_first in (False, True):
@@ -252,7 +273,7 @@ with torch.no_grad():
     out.update(short_conv=short_conv(), delta_rule=delta_rule(), gated_norm=gated_norm())
     out["short_conv"].append(conv_with_bias())
     out.update(selective_scan=selective_scan(), grouped_norm=grouped_norm())
-    out.update(glu_beside=glu_beside(), scale_chosen=scale_chosen())
+    out.update(glu_beside=glu_beside(), scale_chosen=scale_chosen(), channel_scan=channel_scan())
 text = json.dumps(out, separators=(",", ":")).replace(',"', ',\n"')
 pathlib.Path(__file__).with_name("ops.json").write_text(text + "\n")
 print(len(text), "bytes")

@@ -6,9 +6,10 @@ use fornax_compute::conformance::{self, Op, Reference, Report, Subject};
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::operands::Operand;
 use fornax_compute::{
-    Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GateOrder, GatedNorm, Glu, Heads,
-    KeySharing, KvLayer, KvSpec, LowRank, Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm,
-    Rope, Routing, Rows, SampleRow, ScanHeads, Scores, SelectiveScan, Shares, ShortConv, Token, Usage,
+    Attention, Backend, Batch, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts,
+    GateOrder, GatedNorm, Glu, Heads, KeySharing, KvLayer, KvSpec, LowRank, Memory, Norm, Output, Part,
+    Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, ScanHeads, Scores, SelectiveScan,
+    Shares, ShortConv, Token, Usage,
 };
 
 use crate::{cpu, large};
@@ -25,6 +26,10 @@ enum Fault {
     WrongPage,
     /// Rotary positions count from one.
     PositionOffByOne,
+    /// All pairs turn by the first section of a position.
+    OneSection,
+    /// Of given rows the first columns are added.
+    GivenFirst,
     /// All layers of a group share the first one's pages.
     OneLayer,
     /// The window is not known.
@@ -83,6 +88,8 @@ enum Fault {
     OneChoice,
     /// Experts are added up without their weights.
     ExpertsUnweighed,
+    /// Experts without gates have another function.
+    ExpertsOfRelu,
     /// The experts' sum depends on how many tokens there are.
     ExpertsDependOnBatch,
     /// The first rows are gathered instead of those that want logits.
@@ -137,6 +144,8 @@ enum Fault {
     StateDependsOnChunk,
     /// The same of a scan's.
     ScanDependsOnChunk,
+    /// All values of a column forget at one rate.
+    OneRate,
     /// Nothing goes past the matrices of a scan.
     NothingSkipped,
     /// Every head has keys and queries of the first group.
@@ -162,6 +171,8 @@ enum Fault {
 const FAULTS: &[(Fault, Op)] = &[
     (Fault::WrongPage, Op::Attention),
     (Fault::PositionOffByOne, Op::Rope),
+    (Fault::OneSection, Op::Rope),
+    (Fault::GivenFirst, Op::Add),
     (Fault::OneLayer, Op::Attention),
     (Fault::WindowIgnored, Op::Attention),
     (Fault::WindowOffByOne, Op::Attention),
@@ -191,6 +202,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::NoLeastSum, Op::Route),
     (Fault::OneChoice, Op::Experts),
     (Fault::ExpertsUnweighed, Op::Experts),
+    (Fault::ExpertsOfRelu, Op::Experts),
     (Fault::ExpertsDependOnBatch, Op::Invariance),
     (Fault::GatherFirst, Op::Gather),
     (Fault::MaskIgnored, Op::Sample),
@@ -222,6 +234,9 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::NothingSkipped, Op::SelectiveScan),
     (Fault::OneGroup, Op::SelectiveScan),
     (Fault::ScanDependsOnChunk, Op::Invariance),
+    (Fault::GoesOnFromOwn, Op::ChannelScan),
+    (Fault::NothingSkipped, Op::ChannelScan),
+    (Fault::OneRate, Op::ChannelScan),
     (Fault::ConvWithoutBias, Op::ShortConv),
     (Fault::FactorsOnce, Op::Pointwise),
     (Fault::FirstGates, Op::GatedNorm),
@@ -505,7 +520,17 @@ impl Backend for Mutant {
         self.inner.qk_norm(&step.inner, heads, &QkNorm { query, key, value }, qkv)
     }
 
+    fn add_given(&self, step: &Step, column: usize, x: &mut Buf) -> Result<(), Error> {
+        let column = if self.has(Fault::GivenFirst) { 0 } else { column };
+        self.inner.add_given(&step.inner, column, x)
+    }
+
     fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        if self.has(Fault::OneSection) {
+            let frequencies = self.inner.upload_values(rope.frequencies.values())?;
+            let one = Rope { frequencies, sections: Vec::new(), ..*rope };
+            return self.inner.rope(&step.inner, heads, &one, qkv);
+        }
         self.inner.rope(&step.inner, heads, rope, qkv)
     }
 
@@ -675,6 +700,31 @@ impl Backend for Mutant {
         if nudged { self.nudge(out, step.tokens) } else { Ok(()) }
     }
 
+    fn channel_scan(
+        &self,
+        step: &Step,
+        scan: &ChannelScan<Buf>,
+        inputs: &ChannelInputs<'_, Buf>,
+        steps: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let ChannelScan { layer, channels, state, before, .. } = *scan;
+        let mut rates = self.inner.read(&scan.rates, 0, 1)?;
+        if self.has(Fault::OneRate) {
+            let first = rates[..channels].to_vec();
+            rates.chunks_exact_mut(channels).for_each(|row| row.copy_from_slice(&first));
+        }
+        let mut skip = self.inner.read(&scan.skip, 0, 1)?;
+        if self.has(Fault::NothingSkipped) {
+            skip.fill(0.0);
+        }
+        let [rates, skip] = [self.inner.upload_values(&rates)?, self.inner.upload_values(&skip)?];
+        let bias = self.copy(&scan.bias)?;
+        let scan = ChannelScan { layer, channels, state, before, rates, bias, skip };
+        self.inner.channel_scan(&step.inner, &scan, inputs, steps, kv, out)
+    }
+
     fn sigmoid_gate(&self, step: &Step, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
         if self.has(Fault::GatesOpen) { Ok(()) } else { self.inner.sigmoid_gate(&step.inner, gates, x) }
     }
@@ -777,8 +827,11 @@ impl Backend for Mutant {
         }
         let mut chosen = self.inner.alloc(Purpose::Residual, step.tokens, columns)?;
         self.inner.write(&mut chosen, 0, &values)?;
-        let Experts { count, gate_up, gate_up_bias, down, down_bias, glu } = *experts;
-        let inner = Experts { count, gate_up, gate_up_bias, down, down_bias, glu };
+        let Experts { count, gate_up, gate_up_bias, down, down_bias, mut between } = *experts;
+        if let (Between::Function(function), true) = (&mut between, self.has(Fault::ExpertsOfRelu)) {
+            *function = Pointwise::Relu;
+        }
+        let inner = Experts { count, gate_up, gate_up_bias, down, down_bias, between };
         self.inner.experts(&step.inner, &inner, &chosen, x, room, residual)?;
         let nudged = self.has(Fault::ExpertsDependOnBatch) && step.tokens > 1;
         if nudged { self.nudge(residual, step.tokens) } else { Ok(()) }

@@ -20,6 +20,7 @@ use super::models::{List, Pull, Rm};
 use super::perplexity::Perplexity;
 use super::plan::Plan;
 use super::private::Private;
+use super::quantize::Quantize;
 use super::run::Run;
 use super::serve::Serve;
 use super::tokenize::Tokenize;
@@ -77,6 +78,7 @@ pub(crate) enum Command {
     Logits(Logits),
     Perplexity(Perplexity),
     Bench(Bench),
+    Quantize(Quantize),
     Pull(Pull),
     List(List),
     Rm(Rm),

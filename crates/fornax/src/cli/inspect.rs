@@ -206,7 +206,7 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
     if !beside.is_empty() {
         facts["not_computed"] = json!(beside);
     }
-    if let Some(Mixture { routing, ffn, .. }) = config.mixture() {
+    if let Some(Mixture { routing, ffn, narrow, .. }) = config.mixture() {
         let scores = match routing.scores {
             Scores::Softmax => "softmax",
             Scores::Sigmoid => "sigmoid",
@@ -216,6 +216,9 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
             json!({"count": routing.experts, "chosen": routing.chosen, "ffn": ffn, "scores": scores});
         if let Some(groups) = routing.groups {
             facts["experts"]["groups"] = json!({"count": groups.count, "chosen": groups.chosen});
+        }
+        if let Some(width) = narrow {
+            facts["experts"]["width"] = json!(width);
         }
         if routing.scale != 1.0 {
             facts["experts"]["scale"] = json!(routing.scale);

@@ -25,6 +25,7 @@ mod output;
 pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod private;
+pub(crate) mod quantize;
 pub(crate) mod run;
 mod sampling;
 pub(crate) mod serve;

@@ -124,7 +124,7 @@ struct FormArgs {
     /// A match of this regular expression, from its first character to its last
     #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
     regex: Option<String>,
-    /// A sentence of the grammar in this file, in Lark syntax
+    /// A sentence of the grammar in this file, in Lark's syntax or llama.cpp's (GBNF)
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
     /// Exactly one of these texts; give it several times

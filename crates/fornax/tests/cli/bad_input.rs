@@ -250,6 +250,16 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
 }
 
 #[test]
+fn a_hybrid_whose_states_or_positions_are_too_many_is_refused_before_it_is_loaded() {
+    let path = fixtures().join("qwen35.gguf");
+    let path = path.to_str().unwrap();
+    let long = ["generate", path, "--tokens", "1,2", "--context", "257"];
+    fornax(long).fails(2, "INVALID_INPUT", &["a context of 257 tokens is more than the 256"]);
+    let many = ["serve", path, "--port", "0", "--parallel", "200000", "--memory-limit", "256MiB"];
+    fornax(many).fails(3, "MODEL_DOES_NOT_FIT", &["256.0 MiB may be used", "use --parallel"]);
+}
+
+#[test]
 fn tokens_that_do_not_exist_are_refused() {
     let path = fixtures().join("llama");
     let path = path.to_str().unwrap();

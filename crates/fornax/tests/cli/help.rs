@@ -26,6 +26,7 @@ fn every_command_explains_itself_with_examples() {
         "logits",
         "perplexity",
         "bench",
+        "quantize",
         "pull",
         "list",
         "rm",

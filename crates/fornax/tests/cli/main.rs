@@ -13,6 +13,7 @@ mod hub_server;
 mod models;
 mod plan;
 mod private;
+mod quantize;
 mod quantized;
 mod sampling;
 mod serve;

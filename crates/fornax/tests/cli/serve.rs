@@ -37,7 +37,7 @@ impl Serving {
 
     fn start_logging(folder: &Path, args: &[&str], log: Stdio) -> Serving {
         let (keys, stderr) = (folder.join("keys"), folder.join("log"));
-        std::fs::write(&keys, KEY).unwrap();
+        std::fs::write(&keys, format!("{KEY} adapters")).unwrap();
         let mut child = command(&cache())
             .args(["serve", "smollm2", "--port", "0", "--device", "cpu", "--api-key-file"])
             .arg(&keys)
@@ -777,6 +777,67 @@ fn an_adapter_is_a_model_of_its_own_name_and_one_for_another_model_is_refused() 
 }
 
 #[test]
+fn adapters_are_loaded_and_unloaded_over_http_from_the_operators_folder_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("root");
+    write_adapter(&root.join("own"), 576);
+    write_adapter(&root.join("wide"), 64);
+    write_adapter(&folder.path().join("outside"), 576);
+    let lost = ["serve", "smollm2", "--port", "0", "--adapter-root", "no/such/folder"];
+    fornax(lost).fails(2, "INVALID_INPUT", &["--adapter-root no/such/folder"]);
+    let fixed = format!("fixed={}", root.join("own").display());
+    let root_flag = root.to_str().unwrap();
+    let flags = ["--context", "256", "--parallel", "2", "--adapter", &fixed, "--adapter-root", root_flag];
+    let serving = Serving::start(folder.path(), &[&flags[..], &["--adapter-places", "1"]].concat());
+    let post = |path: &str, body: serde_json::Value| {
+        let answer = serving.post(path, &body.to_string());
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().to_owned(), body.to_owned())
+    };
+    let load =
+        |name: &str, path: &str| post("/v1/load_lora_adapter", json!({"lora_name": name, "lora_path": path}));
+    let refused = |(status, body): (String, String), wanted: &str, words: &[&str]| {
+        assert_eq!(status, wanted, "{body}");
+        words.iter().for_each(|words| assert!(body.contains(words), "{body} does not say {words}"));
+    };
+    let text = |model: &str| {
+        let answer = serving.ask(model);
+        assert!(answer.contains("200 OK") && answer.contains(&format!("\"model\":\"{model}\"")), "{answer}");
+        let (_, text) = answer.split_once("\"text\":").unwrap();
+        text.split_once(",\"logprobs\"").unwrap().0.to_owned()
+    };
+    let (plain, tuned) = (text("smollm2"), text("fixed"));
+    assert_ne!(plain, tuned);
+    for path in ["../outside", folder.path().join("outside").to_str().unwrap(), "nothing", "/etc"] {
+        refused(load("evil", path), "404", &["MODEL_NOT_FOUND", "in the folders that the operator allows"]);
+    }
+    refused(load("wide", "wide"), "400", &["[2, 64]", "[2, 576]", "another model"]);
+    refused(load("smollm2", "own"), "400", &["lora_name", "is a model's name already"]);
+    let (status, said) = load("late", "own");
+    assert_eq!((status.as_str(), said.contains("'late' added successfully")), ("200", true), "{said}");
+    refused(load("late", "own"), "400", &["load_inplace"]);
+    refused(load("more", "own"), "409", &["there is room for 1 adapters", "unload one first"]);
+    // The same adapter as the one of the start, under its own name.
+    assert_eq!((text("late"), text("smollm2")), (tuned.clone(), plain));
+    let listed = serving.json("/v1/models");
+    assert_eq!((&listed["data"][2]["id"], &listed["data"][2]["parent"]), (&"late".into(), &"smollm2".into()));
+    let told = serving.get("/lora-adapters");
+    assert!(told.contains(r#""name":"fixed""#) && told.contains(r#""path":"own""#), "{told}");
+    // No job could wait for it.
+    refused(post("/v2/late/run", json!({"input": {"prompt": "a"}})), "404", &["there is no such endpoint"]);
+    refused(post("/v1/unload_lora_adapter", json!({"lora_name": "fixed"})), "400", &["lora_name"]);
+    assert_eq!(post("/v1/unload_lora_adapter", json!({"lora_name": "late"})).0, "200");
+    assert!(serving.ask("late").contains("404"));
+    refused(
+        post("/v1/unload_lora_adapter", json!({"lora_name": "late"})),
+        "404",
+        &["there is no such model"],
+    );
+    assert_eq!(load("again", "own").0, "200");
+    assert_eq!(text("again"), tuned);
+}
+
+#[test]
 fn every_served_model_may_have_adapters() {
     let folder = tempfile::tempdir().unwrap();
     let (own, other) = (folder.path().join("own"), folder.path().join("other"));
@@ -871,6 +932,16 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
         assert!((result["relevance_score"].as_f64().unwrap() - wanted).abs() <= 1e-4, "{wanted}: {ranked}");
     }
     assert!(results.is_sorted_by(|a, b| a["relevance_score"].as_f64() >= b["relevance_score"].as_f64()));
+    // As TEI's clients ask for them: the same order, in a list, as the model said it.
+    let texts = json!({"model": "ranker", "query": query, "texts": documents, "raw_scores": true, "return_text": true});
+    let (_, told) = post("/rerank", texts);
+    let told = told.as_array().unwrap();
+    assert_eq!(told.len(), 4);
+    for (text, result) in told.iter().zip(results) {
+        let at = text["index"].as_u64().unwrap() as usize;
+        assert_eq!((&text["index"], &text["text"]), (&result["index"], &documents[at]), "{told:?}");
+        assert!((text["score"].as_f64().unwrap() - f64::from(pairs[at].1)).abs() <= 1e-3, "{told:?}");
+    }
     // The same pairs in their own order, and texts one by one.
     let (_, scored) = post("/v1/score", json!({"model": "ranker", "text_1": query, "text_2": documents}));
     for (score, (_, logit)) in scored["data"].as_array().unwrap().iter().zip(&pairs) {
@@ -917,6 +988,12 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
     let long = ["w1"; 100].join(" ");
     let too_long = json!({"model": "ranker", "query": "w1", "documents": [long]});
     assert_eq!(refused("/v1/rerank", too_long, "context"), "PROMPT_TOO_LONG");
+    let both = json!({"model": "ranker", "query": "w1", "documents": ["w1"], "texts": ["w1"]});
+    assert_eq!(refused("/rerank", both, "texts cannot be combined with documents"), "INVALID_INPUT");
+    let none = json!({"model": "ranker", "query": "w1"});
+    assert_eq!(refused("/rerank", none, "documents is required"), "INVALID_INPUT");
+    let wanted = json!({"model": "ranker", "query": "w1", "documents": ["w1"], "raw_scores": true});
+    assert_eq!(refused("/rerank", wanted, "raw_scores belongs to texts"), "INVALID_INPUT");
     let uneven = json!({"model": "ranker", "text_1": ["w1", "w2"], "text_2": ["w1", "w2", "w3"]});
     assert_eq!(refused("/v1/score", uneven, "text_1"), "INVALID_INPUT");
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use fornax_compute::{
-    ConvForm, DeltaHeads, GateOrder, GivenRows, KeySharing, KvDType, KvGroup, KvKind, PageId, Row, RowState,
-    Sampling, ScanHeads, Sizes, Token, conv_values,
+    Between, ConvForm, DeltaHeads, GateOrder, GivenRows, KeySharing, KvDType, KvGroup, KvKind, PageId, Row,
+    RowState, Sampling, ScanHeads, Sizes, Token, conv_values,
 };
 use fornax_format::{DType, View};
 
@@ -68,7 +68,12 @@ impl Model {
             output: zeros_for(Role::Tokens, DType::BF16, HIDDEN, HIDDEN)?,
             gate_up: zeros_for(gates, DType::Q8_0, 2 * FFN, HIDDEN)?,
             down: zeros_for(Role::Tokens, DType::BF16, HIDDEN, FFN)?,
-            rope: Rope { frequencies: cuda.upload_values(&[1.0; 16])?, pairs: 16, magnitude: 1.0 },
+            rope: Rope {
+                frequencies: cuda.upload_values(&[1.0; 16])?,
+                pairs: 16,
+                magnitude: 1.0,
+                sections: Vec::new(),
+            },
             kv: cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 })?,
             residual: cuda.alloc(Purpose::Residual, TOKENS_MAX, HIDDEN)?,
             branch: rows(HIDDEN)?,
@@ -264,7 +269,7 @@ fn prompts_of_heads_that_wgmma_takes_are_attended_to_by_it_on_hopper() {
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
         let (mut qkv, mut out) = (rows(heads.qkv_columns()), rows(8 * dim));
         let frequencies = cuda.upload_values(&vec![0.5; dim / 2]).unwrap();
-        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0 };
+        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0, sections: Vec::new() };
         let attention = Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 0.1);
         let mut batch = Batch::default();
         for (slot, (start, len)) in [(0, 40), (9, 1)].into_iter().enumerate() {
@@ -355,7 +360,7 @@ fn attention_is_compiled_in_the_form_that_steps_ask_for() {
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
         let (mut qkv, mut out) = (rows(heads.qkv_columns()), rows(query * dim));
         let frequencies = cuda.upload_values(&vec![0.5; dim / 2]).unwrap();
-        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0 };
+        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0, sections: Vec::new() };
         let rope = rotates.then_some(&rope);
         for tokens in [40, 1] {
             let step = cuda.begin(&prompt_batch(tokens)).unwrap();
@@ -427,13 +432,29 @@ struct Mixture {
 }
 
 impl Mixture {
-    fn new(cuda: &Cuda, (experts, each): (usize, usize), ffn: usize, dtypes: [DType; 3]) -> Mixture {
+    fn new(cuda: &Cuda, counts: (usize, usize), ffn: usize, dtypes: [DType; 3]) -> Mixture {
+        Mixture::with(cuda, counts, ffn, dtypes, 2)
+    }
+
+    /// Without gates.
+    fn plain(cuda: &Cuda, counts: (usize, usize), ffn: usize, dtype: DType) -> Mixture {
+        Mixture::with(cuda, counts, ffn, [dtype; 3], 1)
+    }
+
+    /// `halves`: matrices of an expert's first product.
+    fn with(
+        cuda: &Cuda,
+        (experts, each): (usize, usize),
+        ffn: usize,
+        dtypes: [DType; 3],
+        halves: usize,
+    ) -> Mixture {
         let zeros = |dtype: DType, values: usize| vec![0; dtype.bytes_for(values).expect("whole blocks")];
         let stored = dtypes.map(|dtype| zeros(dtype, ffn * HIDDEN));
         let view = |at: usize, shape: [usize; 2]| {
             Part::from(View::new("zeros", dtypes[at], shape.to_vec(), &stored[at]).expect("whole blocks"))
         };
-        let gate_up = (0..2 * experts).map(|at| view(at % 2, [ffn, HIDDEN])).collect::<Vec<_>>();
+        let gate_up = (0..halves * experts).map(|at| view(at % halves, [ffn, HIDDEN])).collect::<Vec<_>>();
         let down = (0..experts).map(|_| view(2, [HIDDEN, ffn])).collect::<Vec<_>>();
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX * each, columns).unwrap();
         Mixture {
@@ -446,18 +467,18 @@ impl Mixture {
         }
     }
 
-    fn forward(&mut self, cuda: &Cuda, step: &Step, glu: Glu) -> Result<(), Error> {
+    fn forward(&mut self, cuda: &Cuda, step: &Step, between: Between) -> Result<(), Error> {
         let [gate_up, down] = &self.weights;
         let experts =
-            Experts { count: self.experts, gate_up, gate_up_bias: None, down, down_bias: None, glu };
+            Experts { count: self.experts, gate_up, gate_up_bias: None, down, down_bias: None, between };
         cuda.experts(step, &experts, &self.chosen, &self.x, &mut self.room, &mut self.residual)
     }
 
     /// What a step of this many streams launches: kernels and grids.
-    fn launched(&mut self, cuda: &Cuda, streams: u32, glu: Glu) -> Vec<(String, [u32; 3])> {
+    fn launched(&mut self, cuda: &Cuda, streams: u32, between: Between) -> Vec<(String, [u32; 3])> {
         let step = cuda.begin(&streams_batch(streams)).unwrap();
         fake::with(|fake| fake.launched.clear());
-        self.forward(cuda, &step, glu).unwrap();
+        self.forward(cuda, &step, between).unwrap();
         let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
         cuda.finish(step).unwrap();
         launched.into_iter().map(|launch| (launch.kernel, launch.grid)).collect()
@@ -504,7 +525,7 @@ fn experts_are_multiplied_pair_by_pair_or_with_few_rows_or_with_many() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();
     let check = |mixture: &mut Mixture, streams, glu, wanted: &[&str]| {
-        let launched = mixture.launched(&cuda, streams, glu);
+        let launched = mixture.launched(&cuda, streams, Between::Gates(glu));
         let names: Vec<&str> = launched.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, wanted, "{streams} streams, {glu:?}");
         launched
@@ -527,6 +548,18 @@ fn experts_are_multiplied_pair_by_pair_or_with_few_rows_or_with_many() {
     let mut floats = Mixture::new(&cuda, (4, 2), FFN, [DType::F32; 3]);
     check(&mut floats, 1, Glu::Silu, &["expert_f32", "glu_silu", "expert_f32", "combine"]);
     check(&mut floats, 80, Glu::Silu, &["deal", "expert_f32", "glu_silu", "expert_f32", "combine"]);
+    // Without gates a function goes over the first product where it lies.
+    let check_plain = |dtype, streams, wanted: &[&str]| {
+        let function = Between::Function(Pointwise::ReluSquared);
+        let launched = Mixture::plain(&cuda, (8, 2), FFN, dtype).launched(&cuda, streams, function);
+        let names: Vec<&str> = launched.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, wanted, "{streams} streams, {dtype}");
+    };
+    check_plain(DType::Q8_0, 1, &["gemv_one", "of_values", "gemv_one", "combine"]);
+    let few =
+        ["deal", "form_few", "expert_rows", "of_values", "form_experts_fours", "expert_rows", "combine"];
+    check_plain(DType::Q8_0, 6, &few);
+    check_plain(DType::F32, 1, &["expert_f32", "of_values", "expert_f32", "combine"]);
     // Gates and counterparts of different types are weights of their own, expert by expert.
     let mut mixed = Mixture::new(&cuda, (3, 2), FFN, [DType::Q8_0, DType::F16, DType::Q8_0]);
     let gate_up = ["gemv_one"; 6];
@@ -538,7 +571,7 @@ fn tokens_whose_experts_have_no_room_at_once_go_in_passes() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();
     let mut mixture = Mixture::new(&cuda, (8, 8), 4096, [DType::Q8_0; 3]);
-    let launched = mixture.launched(&cuda, TOKENS_MAX as u32, Glu::Silu);
+    let launched = mixture.launched(&cuda, TOKENS_MAX as u32, Between::Gates(Glu::Silu));
     let tokens: Vec<u32> =
         launched.iter().filter(|(name, _)| name == "combine").map(|(_, grid)| grid[1]).collect();
     assert_eq!(tokens.len(), 2, "{launched:?}");
@@ -553,7 +586,7 @@ fn experts_of_streams_are_recorded_and_replayed() {
     let mut mixture = Mixture::new(&cuda, (8, 2), FFN, [DType::Q8_0; 3]);
     for (streams, replays) in [(6, 0), (7, 1), (8, 2), (5, 3)] {
         let step = cuda.begin(&streams_batch(streams)).unwrap();
-        cuda.record(&step, &mut || mixture.forward(&cuda, &step, Glu::Silu)).unwrap();
+        cuda.record(&step, &mut || mixture.forward(&cuda, &step, Between::Gates(Glu::Silu))).unwrap();
         cuda.finish(step).unwrap();
         assert_eq!(fake::with(|fake| fake.replayed.len()), replays, "{streams} streams");
     }

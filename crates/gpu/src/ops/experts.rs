@@ -7,7 +7,9 @@
 
 use std::ops::Range;
 
-use fornax_compute::{Error, ExpertRoom, Experts, Glu, ROUTED_MAX, Routing, Rows, Scores, Shares, operands};
+use fornax_compute::{
+    Between, Error, ExpertRoom, Experts, Glu, ROUTED_MAX, Routing, Rows, Scores, Shares, operands,
+};
 
 use super::gemm::{self, Cut, Many, room_for};
 use super::gemv::{
@@ -373,7 +375,11 @@ impl Cuda {
         let (tokens, each) = (slot.tokens, chosen.columns / 2);
         let (hidden, ffn) = (x.columns, room.gated.columns);
         operands::experts(tokens, experts, chosen, x, room, residual)?;
-        let writes = [&room.rows, &room.gate_up, &room.gated, &*residual];
+        let gate_up = match experts.between {
+            Between::Gates(_) => Some(&room.gate_up),
+            Between::Function(_) => None,
+        };
+        let writes: Vec<&Buf> = [&room.rows, &room.gated, &*residual].into_iter().chain(gate_up).collect();
         self.op(slot, &[chosen, x, &*residual], &writes, || {
             if each == 0 || tokens == 0 {
                 return Ok(());
@@ -401,7 +407,7 @@ impl Cuda {
         if experts.count > EXPERTS_MAX {
             return refused(format!("{} experts; at most {EXPERTS_MAX} can be", experts.count));
         }
-        let gate_up = pieces(experts.gate_up, experts.count, 2 * ffn);
+        let gate_up = pieces(experts.gate_up, experts.count, experts.between.columns(ffn));
         let down = pieces(experts.down, experts.count, hidden);
         let count = self.grid_rows(slot, Rows::Tokens);
         let formed = || gate_up.iter().chain(&down).filter(|piece| piece.part.format != Format::F32);
@@ -468,20 +474,31 @@ impl Cuda {
         if way != Way::Pairs {
             self.deal(&pass)?;
         }
-        let gates = self.gates_experts(&pass, experts.glu, gate_up, ffn);
+        let gates = self.gates_experts(&pass, experts.between, gate_up, ffn);
+        // What no gates follow is where the second product reads it.
+        let inner = match experts.between {
+            Between::Gates(_) => &room.gate_up,
+            Between::Function(_) => &room.gated,
+        };
         let product = Product {
-            values: room.gate_up.pointer(),
+            values: inner.pointer(),
             bias: experts.gate_up_bias.map_or(0, Buf::pointer),
-            columns: int(2 * ffn),
+            columns: int(experts.between.columns(ffn)),
             first: 0,
             adds: 0,
             pairs: if gates { int(ffn / TILE_ROWS) } else { 0 },
             gated: if gates { room.gated.pointer() } else { 0 },
         };
         self.multiply_experts(&pass, gate_up, x, &product)?;
-        if !gates {
-            let gated = Gated { tokens: limit, each, kind: experts.glu };
-            self.gate_rows(OPERATION, slot, gated, &room.gate_up, &room.gated)?;
+        match experts.between {
+            Between::Gates(_) if gates => {}
+            Between::Gates(kind) => {
+                let gated = Gated { tokens: limit, each, kind };
+                self.gate_rows(OPERATION, slot, gated, &room.gate_up, &room.gated)?;
+            }
+            Between::Function(function) => {
+                self.function_rows(OPERATION, slot, (limit, each), function, &room.gated)?;
+            }
         }
         let product = Product {
             values: room.rows.pointer(),
@@ -532,11 +549,11 @@ impl Cuda {
     }
 
     /// Whether the products with gates can also apply the gated activation.
-    fn gates_experts(&self, pass: &Pass<'_>, glu: Glu, gate_up: &[Piece], ffn: usize) -> bool {
+    fn gates_experts(&self, pass: &Pass<'_>, between: Between, gate_up: &[Piece], ffn: usize) -> bool {
         let [Piece { part, .. }] = gate_up else { return false };
         let whole = ffn.is_multiple_of(TILE_ROWS) && part.format != Format::F32;
         let each = pass.stack.each.cast_unsigned() as usize;
-        glu == Glu::Silu
+        between == Between::Gates(Glu::Silu)
             && whole
             && match pass.way {
                 Way::Pairs => one(part, true, each, self.device.abilities().shared_max).is_some(),

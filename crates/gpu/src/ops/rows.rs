@@ -30,7 +30,7 @@ pub(super) struct DeviceNorm {
 pub(super) const LAYOUTS: &[Layout] =
     &[layout!(DeviceNorm, "Norm" in "norm.cu", { weight, bias, eps, centred, columns, pad })];
 
-/// The functions of rows.cu, and what it makes of a sequence's rows, as it numbers them.
+/// The functions of activation.cuh, and what rows.cu makes of a sequence's rows, as they number them.
 const SCALE: usize = 0;
 const SOFT_CAP: usize = 1;
 const GELU: usize = 2;
@@ -42,12 +42,12 @@ const FIRST: usize = 1;
 const LAST: usize = 2;
 
 pub(super) const CONSTANTS: &[Constant] = &[
-    Constant::new("rows.cu", "SCALE", SCALE),
-    Constant::new("rows.cu", "SOFT_CAP", SOFT_CAP),
-    Constant::new("rows.cu", "GELU", GELU),
-    Constant::new("rows.cu", "GELU_TANH", GELU_TANH),
-    Constant::new("rows.cu", "RELU", RELU),
-    Constant::new("rows.cu", "RELU_SQUARED", RELU_SQUARED),
+    Constant::new("activation.cuh", "SCALE", SCALE),
+    Constant::new("activation.cuh", "SOFT_CAP", SOFT_CAP),
+    Constant::new("activation.cuh", "GELU", GELU),
+    Constant::new("activation.cuh", "GELU_TANH", GELU_TANH),
+    Constant::new("activation.cuh", "RELU", RELU),
+    Constant::new("activation.cuh", "RELU_SQUARED", RELU_SQUARED),
     Constant::new("rows.cu", "MEAN", MEAN),
     Constant::new("rows.cu", "FIRST", FIRST),
     Constant::new("rows.cu", "LAST", LAST),
@@ -77,6 +77,18 @@ pub(super) struct Gated {
     pub(super) tokens: usize,
     pub(super) each: usize,
     pub(super) kind: Glu,
+}
+
+/// A function as activation.cuh numbers it, and its parameter.
+fn numbered(function: Pointwise) -> (usize, f32) {
+    match function {
+        Pointwise::Scale(factor) => (SCALE, factor),
+        Pointwise::SoftCap(cap) => (SOFT_CAP, cap),
+        Pointwise::Gelu => (GELU, 0.0),
+        Pointwise::GeluTanh => (GELU_TANH, 0.0),
+        Pointwise::Relu => (RELU, 0.0),
+        Pointwise::ReluSquared => (RELU_SQUARED, 0.0),
+    }
 }
 
 impl Cuda {
@@ -251,14 +263,7 @@ impl Cuda {
         let columns = x.columns;
         operands::fits(OPERATION, "x", x, (slot.count(rows), columns))?;
         self.op(slot, &[&*x], &[&*x], || {
-            let (number, parameter) = match function {
-                Pointwise::Scale(factor) => (SCALE, factor),
-                Pointwise::SoftCap(cap) => (SOFT_CAP, cap),
-                Pointwise::Gelu => (GELU, 0.0),
-                Pointwise::GeluTanh => (GELU_TANH, 0.0),
-                Pointwise::Relu => (RELU, 0.0),
-                Pointwise::ReluSquared => (RELU_SQUARED, 0.0),
-            };
+            let (number, parameter) = numbered(function);
             let device_step = self.device_step(slot);
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_step)),
@@ -398,6 +403,30 @@ impl Cuda {
         ];
         let grid = [out.columns.div_ceil(THREADS), tokens * each, 1];
         self.launch(operation, function, Grid::new(grid, THREADS), &args)
+    }
+
+    /// `x` = a function of each value, of so many rows of each of these tokens.
+    pub(super) fn function_rows(
+        &self,
+        operation: &'static str,
+        slot: &Slot,
+        (tokens, each): (usize, usize),
+        function: Pointwise,
+        x: &Buf,
+    ) -> Result<(), Error> {
+        let (number, parameter) = numbered(function);
+        let kernel = self.programs.function(&Key::plain("glu.cu"), "of_values")?;
+        let device_step = self.device_step(slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Int(int(each)),
+            Arg::Int(int(number)),
+            Arg::Float(parameter),
+            Arg::Pointer(x.pointer()),
+            Arg::Int(int(x.columns)),
+        ];
+        let grid = [x.columns.div_ceil(THREADS), tokens * each, 1];
+        self.launch(operation, kernel, Grid::new(grid, THREADS), &args)
     }
 
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {

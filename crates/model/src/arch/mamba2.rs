@@ -47,7 +47,7 @@ pub(super) const ENDS: &[Name] = {
 };
 
 #[rustfmt::skip]
-const NORM: &[Name] =
+pub(super) const NORM: &[Name] =
     &[name(Tensor::AttentionNorm, Owner::Layer, "attn_norm.weight", Some("norm.weight"), (&[Dim::Hidden], When::Always, Transform::Keep))];
 
 #[rustfmt::skip]

@@ -22,6 +22,7 @@ mod helium;
 mod hunyuan;
 mod hyperclovax;
 mod jais2;
+mod jamba;
 mod lfm2;
 mod llama;
 mod mamba2;
@@ -41,6 +42,7 @@ mod qwen2moe;
 mod qwen3;
 mod qwen35;
 mod qwen3moe;
+mod qwen3vl;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
@@ -58,6 +60,7 @@ pub(crate) const TABLE: &[Facts] = &[
     qwen2moe::QWEN2_MOE,
     qwen3::QWEN3,
     qwen3moe::QWEN3_MOE,
+    qwen3vl::QWEN3_VL,
     olmo2::OLMO2,
     phi3::PHI3,
     gemma::GEMMA,
@@ -114,13 +117,16 @@ pub(crate) const TABLE: &[Facts] = &[
     hunyuan::HY_V3,
     mamba2::MAMBA2,
     nemotron_h::NEMOTRON_H,
+    nemotron_h::NEMOTRON_H_MOE,
+    jamba::JAMBA,
+    jamba::MAMBA,
+    jamba::FALCON_MAMBA,
     falcon_h1::FALCON_H1,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.
 pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
-    (&["mamba", "falcon_mamba", "jamba", "bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
-    (&["nemotron_h_moe"], "experts of squared ReLU"),
+    (&["bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "rwkv"], "recurrent layers"),
     (&["kimi-linear", "kimi_linear"], "layers of linear attention that decay value by value"),
     (

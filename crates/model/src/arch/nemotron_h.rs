@@ -1,12 +1,12 @@
-//! Nemotron-H: each layer is one branch alone, a selective scan, attention without rotation, or a feed-forward of squared
-//! ReLU.
+//! Nemotron-H, Nemotron 3: each layer is one branch alone, a selective scan, attention without rotation, or a feed-forward of
+//! squared ReLU, which may be a mixture of experts.
 
-use fornax_compute::{GateOrder, Pointwise};
+use fornax_compute::{GateOrder, Pointwise, Scores, Shares};
 
 use super::llama::LLAMA;
 use super::mamba2::{ENDS, SCAN};
 use crate::Facts;
-use crate::facts::{BiasRule, Recurrent, RotaryRule, ScanLayers};
+use crate::facts::{BiasRule, Floor, Recurrent, RotaryRule, ScanLayers, ShareRule};
 use crate::names::{Dim, Name, Owner, Tensor, Transform, When, name};
 
 pub(crate) const NEMOTRON_H: Facts = Facts {
@@ -24,14 +24,29 @@ pub(crate) const NEMOTRON_H: Facts = Facts {
         ("mamba_conv_bias", "use_conv_bias"),
         ("rms_norm_eps", "layer_norm_epsilon"),
         ("hidden_act", "mlp_hidden_act"),
+        ("num_local_experts", "n_routed_experts"),
+        ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
     ],
     layers: "backbone.layers",
-    names: &[ENDS, LAYER, SCAN],
+    not_text: &["mtp."],
+    names: &[ENDS, LAYER, EXPERTS, SCAN],
     bias: BiasRule::Configured,
     rotary: RotaryRule::Never,
+    experts: Some(ShareRule::Configured { gguf: Shares::OfAll, hugging_face: Shares::OfChosen }),
+    scores: Scores::Sigmoid,
+    floor: Floor::Added(1e-20),
     function: Some(Pointwise::ReluSquared),
     recurrent: Some(Recurrent::Scan { gates: GateOrder::GatesFirst, layers: ScanLayers::Alone }),
     ..LLAMA
+};
+
+/// What GGUF files with experts say that they are; config.json says no more than which layers have some.
+pub(crate) const NEMOTRON_H_MOE: Facts = Facts {
+    name: "nemotron_h_moe",
+    gguf: Some("nemotron_h_moe"),
+    model_types: &[],
+    classes: &[],
+    ..NEMOTRON_H
 };
 
 #[rustfmt::skip] // A table: one line per weight.
@@ -56,5 +71,24 @@ const LAYER: &[Name] = {
         name(T::Down, Layer, "ffn_down.weight", Some("mixer.down_proj.weight"), (&[Hidden, Ffn], Dense, Keep)),
         name(T::UpBias, Layer, "ffn_up.bias", Some("mixer.up_proj.bias"), (&[Ffn], MlpBias, Keep)),
         name(T::DownBias, Layer, "ffn_down.bias", Some("mixer.down_proj.bias"), (&[Hidden], MlpBias, Keep)),
+    ]
+};
+
+#[rustfmt::skip]
+const EXPERTS: &[Name] = {
+    use Dim::{ExpertFfn, ExpertWidth, Experts, Ffn, Hidden};
+    use Owner::Layer;
+    use Tensor as T;
+    use Transform::Keep;
+    use When::{Mixture, Narrow, Shared};
+    &[
+        name(T::Router, Layer, "ffn_gate_inp.weight", Some("mixer.gate.weight"), (&[Experts, Hidden], Mixture, Keep)),
+        name(T::RouterCorrection, Layer, "exp_probs_b.bias", Some("mixer.gate.e_score_correction_bias"), (&[Experts], Mixture, Keep)),
+        name(T::ExpertsNarrow, Layer, "ffn_latent_down.weight", Some("mixer.fc1_latent_proj.weight"), (&[ExpertWidth, Hidden], Narrow, Keep)),
+        name(T::ExpertsWiden, Layer, "ffn_latent_up.weight", Some("mixer.fc2_latent_proj.weight"), (&[Hidden, ExpertWidth], Narrow, Keep)),
+        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("mixer.experts.{}.up_proj.weight"), (&[Experts, ExpertFfn, ExpertWidth], Mixture, Keep)),
+        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("mixer.experts.{}.down_proj.weight"), (&[Experts, ExpertWidth, ExpertFfn], Mixture, Keep)),
+        name(T::SharedUp, Layer, "ffn_up_shexp.weight", Some("mixer.shared_experts.up_proj.weight"), (&[Ffn, Hidden], Shared, Keep)),
+        name(T::SharedDown, Layer, "ffn_down_shexp.weight", Some("mixer.shared_experts.down_proj.weight"), (&[Hidden, Ffn], Shared, Keep)),
     ]
 };

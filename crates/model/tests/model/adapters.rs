@@ -1,9 +1,9 @@
 //! Low-rank adapters against PEFT (`tests/fixtures/make_adapters.py` makes them), alone and mixed in one batch.
 
-use fornax_compute::cpu::CpuSizes;
+use fornax_compute::cpu::{Cpu, CpuOptions, CpuSizes};
 use fornax_compute::{Counting, KvDType, KvSpec, Memory, Need};
 use fornax_format::{AdapterFiles, Checkpoint};
-use fornax_model::{Adapter, Config, Limits, measure_with};
+use fornax_model::{Adapter, AdapterRoom, Config, Limits, load_with, measure_with};
 
 use crate::fixture::{Container, Golden, folder, open, open_hugging_face};
 use crate::golden::BOUND;
@@ -109,6 +109,38 @@ fn the_plan_counts_an_adapters_bytes() {
     let values = 3 * (7 * 64 + 4 * 64 + 2 * 32 + 64);
     let more = counted(&adapters) - counted(&[]);
     assert!((4 * 2 * values..8 * 2 * values).contains(&more), "{more}, at least {}", 4 * 2 * values);
+}
+
+#[test]
+fn the_plan_counts_the_room_of_adapters_that_come_later_and_they_take_no_more() {
+    let checkpoint = open("llama", Container::Gguf);
+    let mut config = Config::read(&checkpoint).unwrap();
+    let counted = |config: &Config| {
+        let options = CpuOptions { threads: 1, tokens_max: 48, slots: 3, ..CpuOptions::default() };
+        let counting = Counting::new(CpuSizes::new(&options));
+        let limits = Limits { tokens_max: 48, wanted_max: 48 };
+        measure_with(&checkpoint, config, &[], &counting, limits).unwrap();
+        let backend = Cpu::new(options).unwrap();
+        let mut model = load_with(&checkpoint, config, &[], &backend, limits, &mut |_, _| {}).unwrap();
+        let empty = backend.usage().total();
+        if config.adapter_room.adapters > 0 {
+            for place in 0..2 {
+                model.set_adapter(&backend, place, Some(&adapter("llama-all"))).unwrap();
+            }
+            // All matrices, of the largest rank: exactly the room for them.
+            assert_eq!(backend.usage(), counting.usage());
+            model.set_adapter(&backend, 0, None).unwrap();
+            model.set_adapter(&backend, 1, None).unwrap();
+        }
+        assert_eq!(backend.usage().total(), empty, "what was unloaded is free");
+        (counting.usage().total(), empty)
+    };
+    let (planned, loaded) = counted(&config);
+    assert_eq!(planned, loaded);
+    config.adapter_room = AdapterRoom { adapters: 2, rank: 3 };
+    let (with_room, loaded) = counted(&config);
+    assert_eq!(loaded, planned, "room is taken by what comes");
+    assert!(with_room > planned);
 }
 
 #[test]

@@ -7,10 +7,11 @@ use fornax_compute::{
 };
 use fornax_format::Checkpoint;
 use fornax_model::{
-    AttentionConfig, AttentionScale, BiasRule, Config, ConvConfig, DeltaConfig, Dim, EmbeddingScale, Facts,
-    FeedForward, FirstPosition, Floor, Interleave, LayerConfig, LayerInputs, LogitScale, Mixer, Mixture,
-    Name, Owner, ParallelRule, Portion, QkRows, Recurrent, Rope, Rotary, RotaryRule, Scales, Scaling,
-    ScanConfig, ScanLayers, ScanScales, ShareRule, Tensor, Transform, When, WindowRule,
+    AttentionConfig, AttentionScale, BiasRule, ChannelScanConfig, Config, ConvConfig, DeltaConfig, Dim,
+    EmbeddingScale, Facts, FeedForward, FirstPosition, Floor, Inner, Interleave, LayerConfig, LayerInputs,
+    LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, Portion, QkRows, Recurrent, Rope, Rotary,
+    RotaryRule, Scales, Scaling, ScanConfig, ScanLayers, ScanScales, ShareRule, StepNorms, Tensor, Transform,
+    When, WindowRule,
 };
 use serde_json::Value;
 
@@ -107,6 +108,7 @@ fn every_fact_of_an_architecture_matters() {
         yarn_truncates,
         partial_rotary,
         proportional_rotary,
+        sections,
         rotary,
         window_rope_base,
         full_head_dim,
@@ -129,8 +131,9 @@ fn every_fact_of_an_architecture_matters() {
         recurrent,
     });
     // A label; what finds the row, which the table's own tests flip; two with tests of their own below; those of encoders
-    // beside.
-    let elsewhere = ["name", "model_types", "classes", "names", "rope_base", "encoder", "head_function"];
+    // beside; what matters where images are read (`images.rs`).
+    let elsewhere =
+        ["name", "model_types", "classes", "names", "rope_base", "encoder", "head_function", "sections"];
     check_all::<Facts>(
         &fields,
         &elsewhere,
@@ -213,6 +216,24 @@ fn every_fact_of_an_architecture_matters() {
             ("rotary", "nemotron-h", HuggingFace, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
             ("function", "nemotron-h", Gguf, Numbers, |facts| facts.function = Some(Pointwise::Relu)),
             ("keys", "nemotron-h", HuggingFace, Refusal, |facts| facts.keys = &[]),
+            ("keys", "nemotron-h-moe", HuggingFace, Refusal, |facts| {
+                facts.keys = &facts.keys[..facts.keys.len() - 1]
+            }),
+            ("keys", "mamba", HuggingFace, Refusal, |facts| facts.keys = &[]),
+            ("defaults", "mamba", HuggingFace, Refusal, |facts| facts.defaults = &[]),
+            ("recurrent", "jamba", Gguf, Refusal, |facts| facts.recurrent = None),
+            ("rotary", "jamba", HuggingFace, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
+            ("dense_too", "jamba-dense", HuggingFace, Refusal, |facts| facts.dense_too = false),
+            ("experts", "jamba", Gguf, Numbers, |facts| facts.experts = Some(ShareRule::OfChosen)),
+            ("gguf", "nemotron-h-moe", Gguf, Refusal, |facts| facts.gguf = Some("nemotron_h")),
+            ("not_text", "nemotron-h-latent", HuggingFace, Refusal, |facts| facts.not_text = &[]),
+            ("function", "nemotron-h-moe", Gguf, Numbers, |facts| facts.function = Some(Pointwise::Relu)),
+            ("scores", "nemotron-h-moe", HuggingFace, Numbers, |facts| facts.scores = Scores::Softmax),
+            ("floor", "nemotron-h-moe", Gguf, Numbers, |facts| facts.floor = Floor::Added(0.5)),
+            ("experts", "nemotron-h-moe", HuggingFace, Refusal, |facts| facts.experts = None),
+            ("experts", "nemotron-h-latent", Gguf, Numbers, |facts| {
+                facts.experts = Some(ShareRule::OfChosen)
+            }),
             ("keys", "mamba2", HuggingFace, Refusal, |facts| facts.keys = &[]),
             ("defaults", "mamba2", HuggingFace, Refusal, |facts| facts.defaults = &[]),
             ("rotary", "granite-hybrid", Gguf, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
@@ -361,6 +382,8 @@ fn every_number_of_a_configuration_matters() {
         norm_eps,
         rope,
         window_rope,
+        sections,
+        levels,
         tied,
         parallel,
         qk_norm,
@@ -381,10 +404,24 @@ fn every_number_of_a_configuration_matters() {
         pooling,
         ranks,
         dense,
+        adapter_room,
     });
-    // Facts, rope, scales and encoders have their own tests. The context bounds requests and computes nothing.
-    let untested =
-        ["facts", "rope", "context", "first_position", "scales", "token_types", "pooling", "ranks", "dense"];
+    // Facts, rope, scales, encoders, what images are read by and room for adapters have their own tests. The context
+    // bounds requests and computes nothing.
+    let untested = [
+        "facts",
+        "rope",
+        "sections",
+        "levels",
+        "context",
+        "first_position",
+        "scales",
+        "token_types",
+        "pooling",
+        "ranks",
+        "dense",
+        "adapter_room",
+    ];
     check_all::<Config>(
         &fields,
         &untested,
@@ -404,6 +441,7 @@ fn every_number_of_a_configuration_matters() {
             ("qk_norm", "glm4-moe", Gguf, Refusal, |config| config.qk_norm = false),
             ("qk_norm", "glm4-moe-air", HuggingFace, Refusal, |config| config.qk_norm = true),
             ("ahead", "glm4-moe", HuggingFace, Refusal, |config| config.ahead = false),
+            ("ahead", "nemotron-h-latent", Gguf, Refusal, |config| config.ahead = false),
             ("qkv_bias", "qwen2", Gguf, Refusal, |config| config.qkv_bias = false),
             ("qkv_bias", "llama", HuggingFace, Refusal, |config| config.qkv_bias = true),
             ("output_bias", "llama-bias", Gguf, Refusal, |config| config.output_bias = false),
@@ -453,7 +491,15 @@ fn every_fact_of_a_layer_matters() {
             ("feed_forward", "nemotron-h", HuggingFace, Refusal, |config| {
                 config.layers[1].feed_forward = FeedForward::None
             }),
+            ("feed_forward", "nemotron-h-moe", Gguf, Refusal, |config| {
+                config.layers[1].feed_forward = FeedForward::None
+            }),
+            ("feed_forward", "nemotron-h-both", HuggingFace, Refusal, |config| {
+                config.layers[3].feed_forward = config.layers[1].feed_forward
+            }),
             ("mixer", "granite-hybrid", Gguf, Refusal, |config| config.layers.swap(0, 1)),
+            ("mixer", "jamba", HuggingFace, Refusal, |config| config.layers.swap(1, 3)),
+            ("feed_forward", "jamba", Gguf, Refusal, |config| config.layers.swap(2, 3)),
             ("feed_forward", "llama", Gguf, Refusal, |config| {
                 config.layers[1].feed_forward = FeedForward::Dense { ffn: 32 }
             }),
@@ -576,6 +622,31 @@ fn every_fact_of_a_layer_matters() {
         flip_config,
     );
     check_all::<Config>(
+        &fields!(ChannelScanConfig { channels, state, rank, taps, conv_bias, norms }),
+        &[],
+        &[
+            ("channels", "mamba", Gguf, Refusal, |config| channels(config).channels = 64),
+            ("state", "jamba", HuggingFace, Refusal, |config| channels(config).state = 10),
+            // As many rows in all, cut elsewhere.
+            ("state", "falcon-mamba", Gguf, Refusal, |config| {
+                (channels(config).state, channels(config).rank) = (11, 7)
+            }),
+            ("rank", "jamba", Gguf, Refusal, |config| channels(config).rank = 4),
+            ("taps", "mamba", HuggingFace, Refusal, |config| channels(config).taps = 3),
+            ("conv_bias", "mamba", Gguf, Refusal, |config| channels(config).conv_bias = false),
+            ("conv_bias", "jamba-dense", HuggingFace, Refusal, |config| channels(config).conv_bias = true),
+            ("norms", "jamba", Gguf, Numbers, |config| channels(config).norms = StepNorms::None),
+            ("norms", "mamba", HuggingFace, Numbers, |config| {
+                channels(config).norms = StepNorms::Plain { eps: None }
+            }),
+            ("norms", "falcon-mamba", Gguf, Numbers, |config| channels(config).norms = StepNorms::None),
+            ("norms", "falcon-mamba", HuggingFace, Numbers, |config| {
+                channels(config).norms = StepNorms::Plain { eps: Some(0.5) }
+            }),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
         &fields!(Scales { attention, scan, mlp, gate, scan_inputs }),
         // They have their own list below.
         &["scan_inputs"],
@@ -638,9 +709,17 @@ fn every_fact_of_a_layer_matters() {
         flip_config,
     );
     check_all::<Config>(
-        &fields!(Mixture { routing, ffn, shared_ffn }),
+        &fields!(Mixture { routing, ffn, shared_ffn, narrow }),
         &[],
         &[
+            ("narrow", "nemotron-h-latent", Gguf, Refusal, |config| mixture(config).narrow = None),
+            ("narrow", "nemotron-h-latent", HuggingFace, Refusal, |config| mixture(config).narrow = Some(24)),
+            ("narrow", "nemotron-h-moe", HuggingFace, Refusal, |config| mixture(config).narrow = Some(40)),
+            ("shared_ffn", "nemotron-h-moe", Gguf, Refusal, |config| mixture(config).shared_ffn = Some(24)),
+            ("ffn", "nemotron-h-moe", HuggingFace, Refusal, |config| mixture(config).ffn = 40),
+            ("routing", "nemotron-h-both", HuggingFace, Numbers, |config| {
+                mixture(config).routing.groups = None
+            }),
             ("shared_ffn", "hunyuan-moe", Gguf, Refusal, |config| mixture(config).shared_ffn = Some(16)),
             ("shared_ffn", "qwen2moe", Gguf, Refusal, |config| mixture(config).shared_ffn = Some(40)),
             ("routing", "mixtral", Gguf, Refusal, |config| mixture(config).routing.experts = 4),
@@ -686,6 +765,14 @@ fn each_delta(config: &mut Config, change: fn(&mut DeltaConfig)) {
 fn conv(config: &mut Config) -> &mut ConvConfig {
     match &mut config.layers[0].mixer {
         Mixer::Conv(conv) => conv,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The selective scan of Mamba-1 of the first layer.
+fn channels(config: &mut Config) -> &mut ChannelScanConfig {
+    match &mut config.layers[0].mixer {
+        Mixer::ChannelScan(scan) => scan,
         other => panic!("{other:?}"),
     }
 }
@@ -869,6 +956,8 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("glm4-moe", HuggingFace),
         ("mamba2", Gguf),
         ("nemotron-h", Gguf),
+        ("nemotron-h-moe", Gguf),
+        ("jamba", Gguf),
         ("falcon-h1", Gguf),
         ("gemma4-e", HuggingFace),
         ("gemma4-experts", Gguf),
@@ -888,7 +977,9 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
             // Shares of one tensor.
             let same =
                 same && names[a].gguf != names[b].gguf && names[a].hugging_face != names[b].hugging_face;
-            if !same || !there(&names[a]) || !there(&names[b]) {
+            // Keys and queries meet value by value: what one is multiplied by could as well multiply the other.
+            let meet = (names[b].tensor, names[a].tensor) == (Tensor::ScanQueryNorm, Tensor::ScanKeyNorm);
+            if !same || meet || !there(&names[a]) || !there(&names[b]) {
                 continue;
             }
             let flipped = renamed(&checkpoint, |names| {
@@ -943,6 +1034,8 @@ fn every_name_and_every_shape_matters() {
         ("ernie4-5-moe", HuggingFace),
         ("mamba2", Gguf),
         ("nemotron-h", Gguf),
+        ("nemotron-h-latent", Gguf),
+        ("jamba", Gguf),
         ("falcon-h1", Gguf),
         ("gemma4-e", Gguf),
         ("gemma4-experts", HuggingFace),
@@ -1015,6 +1108,8 @@ fn every_turn_of_a_matrix_matters() {
         ("qwen35moe", HuggingFace, 4),
         ("qwen3next", HuggingFace, 4),
         ("granite-hybrid", HuggingFace, 4),
+        ("jamba", HuggingFace, 4),
+        ("falcon-mamba", Gguf, 4),
         ("gemma4-experts", HuggingFace, 2),
         ("gemma4-experts", Gguf, 2),
     ] {
@@ -1029,6 +1124,10 @@ fn every_turn_of_a_matrix_matters() {
                 Transform::Below(turn) if name.when == When::Mixture => Transform::Below(other(turn)),
                 Transform::Stacked(turn, apart) if turn.of > 1 => Transform::Stacked(other(turn), apart),
                 Transform::StackedInBoth(turn, apart) => Transform::StackedInBoth(other(turn), apart),
+                Transform::Inner(Inner::Values) => Transform::Inner(Inner::Gates),
+                Transform::Inner(Inner::Gates) => Transform::Inner(Inner::Values),
+                Transform::Inner(Inner::Keys) => Transform::Inner(Inner::Queries),
+                Transform::Inner(Inner::Queries) => Transform::Inner(Inner::Keys),
                 Transform::KeyHeads(Portion::Betas) => Transform::KeyHeads(Portion::Decays),
                 Transform::KeyHeads(Portion::Decays) => Transform::KeyHeads(Portion::Betas),
                 _ => continue,

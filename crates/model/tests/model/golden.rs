@@ -66,6 +66,10 @@ fn a_sequence_among_others_is_what_it_is_alone() {
         "granite-hybrid-dense",
         "mamba2",
         "nemotron-h",
+        "nemotron-h-moe",
+        "nemotron-h-latent",
+        "jamba",
+        "falcon-mamba",
         "falcon-h1",
     ];
     let others = [

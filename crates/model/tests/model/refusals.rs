@@ -5,7 +5,7 @@ use fornax_format::{Checkpoint, DType};
 use fornax_model::{Config, Error, Limits, measure};
 use serde_json::{Value, json};
 
-use crate::fixture::{Container, Number, add_key, open, open_gguf, open_hugging_face, rename, set_u32};
+use crate::fixture::{Container, Number, add_key, open, open_gguf, open_hugging_face, path, rename, set_u32};
 
 /// A backend that computes floats only, and lacks what is listed.
 pub(crate) struct Floats(pub(crate) &'static [Need]);
@@ -107,8 +107,8 @@ fn an_architecture_that_is_not_there_is_named_with_those_that_are() {
     gguf("llama", change, wanted);
     with(
         "llama",
-        json!({"model_type": "mamba"}),
-        "model_type \"mamba\", which needs state-space layers, is not supported; supported: llama, mistral",
+        json!({"model_type": "zamba"}),
+        "model_type \"zamba\", which needs state-space layers, is not supported; supported: llama, mistral",
     );
     with("llama", json!({"model_type": null, "architectures": null}), "\"model_type\" is missing");
     let class = json!({"architectures": ["LlamaForSequenceClassification"]});
@@ -252,9 +252,46 @@ fn layers_and_states_that_contradict_the_file_are_refused_by_name() {
     let pattern = |letters: &str| json!({"hybrid_override_pattern": letters});
     with(
         "nemotron-h",
-        pattern("M-*ME"),
-        "layer type \"E\" is not supported; supported: full_attention, mamba",
+        pattern("M-*MX"),
+        "layer type \"X\" is not supported; supported: full_attention, mamba",
     );
+    with("nemotron-h", pattern("M-*ME"), "key \"n_routed_experts\" is missing");
+    with("nemotron-h-moe", json!({"n_routed_experts": 0}), "\"n_routed_experts\" is 0, wanted 1 to");
+    with("jamba", json!({"mamba_dt_rank": 6}), "x_proj.weight\" has shape [29, 80], wanted [30, 80]");
+    with("jamba", json!({"mamba_expand": 3}), "in_proj.weight\" has shape [160, 40], wanted [240, 40]");
+    with("jamba", json!({"attn_layer_offset": 3}), "\"attn_layer_offset\" is 3, wanted below the period 3");
+    with(
+        "jamba",
+        json!({"expert_layer_offset": 2}),
+        "\"expert_layer_offset\" is 2, wanted below the period 2",
+    );
+    with(
+        "jamba",
+        json!({"attn_layer_period": 2}),
+        "tensor \"model.layers.3.self_attn.q_proj.weight\" is missing",
+    );
+    with(
+        "jamba",
+        json!({"num_experts": 1}),
+        "tensor \"model.layers.1.feed_forward.gate_proj.weight\" is missing",
+    );
+    with("mamba", json!({"use_bias": true}), "use_bias true is not supported");
+    with("mamba", json!({"state_size": null}), "key \"state_size\" is missing");
+    let rank = |bytes: &mut Vec<u8>| set_u32(bytes, "mamba.ssm.time_step_rank", 4);
+    gguf("mamba", rank, "tensor \"blk.0.ssm_x.weight\" has shape [27, 80], wanted [28, 80]");
+    with("nemotron-h-moe", pattern("MEM*-"), "tensor \"backbone.layers.4.mixer.up_proj.weight\" is missing");
+    with(
+        "nemotron-h-moe",
+        json!({"n_routed_experts": 9}),
+        "tensor \"backbone.layers.1.mixer.gate.weight\" has shape [8, 40], wanted [9, 40]",
+    );
+    with(
+        "nemotron-h-latent",
+        json!({"moe_latent_size": 24}),
+        "tensor \"backbone.layers.1.mixer.fc1_latent_proj.weight\" has shape [20, 40], wanted [24, 40]",
+    );
+    let without = json!({"moe_latent_size": null});
+    with("nemotron-h-latent", without, "has shape [24, 20], wanted [24, 40]");
     with("nemotron-h", pattern("M-*M"), "is 4 layers, wanted one for each of the 5 layers");
     with("nemotron-h", pattern("M-MM-"), "tensor \"backbone.layers.2.mixer.in_proj.weight\" is missing");
     let inner = |bytes: &mut Vec<u8>| set_u32(bytes, "granitehybrid.ssm.inner_size", 81);
@@ -265,6 +302,30 @@ fn layers_and_states_that_contradict_the_file_are_refused_by_name() {
     gguf("qwen35", every, "tensor \"blk.2.attn_q.weight\" is missing");
     let ahead = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.nextn_predict_layers", 4);
     gguf("qwen35", ahead, "\"qwen35.nextn_predict_layers\" is 4, wanted fewer than the 4 layers");
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused_by_what_it_lacks() {
+    // The configuration of one with the weights of another.
+    let check_of = |config: &str, weights: &str, wanted: &str| {
+        let other = std::fs::read(path(config, Container::HuggingFace).join("config.json")).unwrap();
+        let other: Value = serde_json::from_slice(&other).unwrap();
+        check(open_hugging_face(weights, |json| *json = other, |_| {}), wanted);
+    };
+    for (config, weights, wanted) in [
+        ("qwen35", "lfm2", "tensor \"model.norm.weight\" is missing"),
+        ("nemotron-h", "nemotron-h-moe", "tensor \"backbone.layers.2.mixer.q_proj.weight\" is missing"),
+        ("nemotron-h-moe", "nemotron-h", "tensor \"backbone.layers.3.mixer.q_proj.weight\" is missing"),
+        ("mamba", "falcon-mamba", "tensor \"backbone.layers.0.mixer.x_proj.weight\" has shape [29, 80]"),
+        ("mamba", "jamba", "tensor \"backbone.embeddings.weight\" is missing"),
+        (
+            "mamba2",
+            "nemotron-h",
+            "key \"vocab_size\" is 112, wanted the 104 rows of backbone.embeddings.weight",
+        ),
+    ] {
+        check_of(config, weights, wanted);
+    }
 }
 
 #[test]
@@ -279,6 +340,9 @@ fn a_hybrid_is_refused_by_what_its_backend_lacks() {
         ("falcon-h1", Need::GatedNorm),
         ("granite-hybrid", Need::GatedNorm),
         ("granite-hybrid-dense", Need::ShortConv),
+        ("nemotron-h-moe", Need::PlainExperts),
+        ("jamba", Need::ChannelScan),
+        ("mamba", Need::GatedNorm),
     ] {
         let said = load_on(&open(case, Container::Gguf), Floats(leaked(need))).unwrap_err().to_string();
         assert_eq!(said, format!("{need} is not available on floats"), "{case}");

@@ -91,6 +91,8 @@ fn a_model_in_stages_gives_the_bits_of_the_whole() {
     check("lfm2", HuggingFace, &[1]);
     check("granite-hybrid", Gguf, &[1, 2]);
     check("nemotron-h", HuggingFace, &[1, 3]);
+    check("nemotron-h-latent", Gguf, &[1, 2]);
+    check("jamba", Gguf, &[1, 3]);
 }
 
 #[test]

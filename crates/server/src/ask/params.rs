@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fornax_chat::{Ask, Reading};
 use fornax_compute::{Mirostat, Sampling};
-use fornax_engine::Request;
+use fornax_engine::{Piece, Request};
 use fornax_form::Form;
 use fornax_text::{Special, StopStrings, Tokenizer};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::{
-    app::random_seed,
+    app::{random_id, random_seed},
     ask::prepare::Preparing,
     error::{ApiError, Fault},
     shape::Unsupported,
@@ -29,7 +29,6 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     unsupported("audio", &[]),
     unsupported("banned_tokens", &["[]"]),
     unsupported("best_of", &["1"]),
-    unsupported("cache_prompt", &["true"]),
     unsupported("continue_final_message", &["false"]),
     unsupported("add_generation_prompt", &["true"]),
     unsupported("chat_template", &[]),
@@ -39,11 +38,11 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     unsupported("enable_thinking", &[]),
     unsupported("function_call", &["\"none\""]),
     unsupported("functions", &["[]"]),
-    unsupported("grammar", &["\"\""]),
+    unsupported("grammar_lazy", &["false"]),
+    unsupported("grammar_triggers", &["[]"]),
     unsupported("guided_decoding_backend", &[]),
     unsupported("guided_whitespace_pattern", &[]),
     unsupported("include_stop_str_in_output", &["false"]),
-    unsupported("json_schema", &[]),
     unsupported("length_penalty", &["1", "1.0"]),
     unsupported("lora", &["[]"]),
     unsupported("max_new_tokens", &[]),
@@ -159,15 +158,20 @@ pub(crate) struct Params {
     /// The answer is a match of this regular expression.
     #[schema(min_length = 1, max_length = 65536)]
     pub(crate) guided_regex: Option<String>,
-    /// The answer is a sentence of this grammar, in Lark syntax.
+    /// The answer is a sentence of this grammar, in Lark's syntax or llama.cpp's.
     #[schema(min_length = 1, max_length = 1_048_576)]
     pub(crate) guided_grammar: Option<String>,
+    /// llama.cpp's name of guided_grammar; an empty one is none.
+    #[schema(max_length = 1_048_576)]
+    pub(crate) grammar: Option<String>,
+    /// llama.cpp's name of guided_json.
+    pub(crate) json_schema: Option<Value>,
     /// The answer is one of these.
     #[schema(min_items = 1, max_items = 4096)]
     pub(crate) guided_choice: Option<Vec<Word>>,
     /// The answer is valid against this JSON Schema, or the text of one.
     pub(crate) guided_json: Option<Value>,
-    /// The answer has one of the forms of vLLM: `json`, `json_object`, `regex`, `choice` or `grammar` (in Lark syntax).
+    /// The answer has one of the forms of vLLM: `json`, `json_object`, `regex`, `choice` or `grammar` (in Lark's syntax or llama.cpp's).
     pub(crate) structured_outputs: Option<StructuredOutputs>,
     /// How many of the most likely tokens come with the log-probability of each token of the prompt; not in streams.
     #[schema(minimum = 0, maximum = 20)]
@@ -178,6 +182,8 @@ pub(crate) struct Params {
     /// Computed prefixes are shared only under the same salt.
     #[schema(min_length = 1, max_length = 256)]
     pub(crate) cache_salt: Option<String>,
+    /// False computes the whole prompt: under a salt that no other request has.
+    pub(crate) cache_prompt: Option<bool>,
 }
 
 /// What vLLM calls a form.
@@ -319,6 +325,8 @@ struct JsonSchema {
 /// What of a request is not in [`Params`].
 pub(crate) struct Wanted {
     pub(crate) prompt: Vec<u32>,
+    /// What is read in place of some of its tokens.
+    pub(crate) pieces: Vec<Piece>,
     pub(crate) max_tokens: Option<usize>,
     /// What the answer must look like, and the field that says so.
     pub(crate) form: Option<(&'static str, Form)>,
@@ -352,12 +360,16 @@ impl Params {
             return Err(ApiError::fault(Fault::rule("min_tokens", "is more than max_tokens")));
         }
         let request = Request {
+            pieces: wanted.pieces,
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             grammar,
             prompt_logprobs: self.prompt_logprobs,
             choices: self.n.unwrap_or(1),
             priority: self.priority.unwrap_or(0),
-            salt: self.cache_salt.as_deref().unwrap_or_default().into(),
+            salt: match self.cache_prompt {
+                Some(false) => random_id().into(),
+                _ => self.cache_salt.as_deref().unwrap_or_default().into(),
+            },
             ..Request::new(wanted.prompt, max_tokens, sampling)
         };
         Ok(Ask {
@@ -425,12 +437,18 @@ impl Params {
         if let Some(grammar) = &self.guided_grammar {
             forms.push(("guided_grammar", Form::Grammar(grammar.clone())));
         }
+        if let Some(grammar) = self.grammar.as_ref().filter(|grammar| !grammar.is_empty()) {
+            forms.push(("grammar", Form::Grammar(grammar.clone())));
+        }
         if let Some(choices) = &self.guided_choice {
             let choices = choices.iter().map(|choice| choice.0.clone()).collect();
             forms.push(("guided_choice", Form::Choice(choices)));
         }
         if let Some(schema) = &self.guided_json {
             forms.push(("guided_json", schema_form("guided_json", schema)?));
+        }
+        if let Some(schema) = &self.json_schema {
+            forms.push(("json_schema", schema_form("json_schema", schema)?));
         }
         if let Some(outputs) = &self.structured_outputs {
             outputs.forms(&mut forms)?;

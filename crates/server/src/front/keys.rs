@@ -42,6 +42,8 @@ pub(crate) struct Rights {
     pub(crate) requests_max: usize,
     /// Whether requests may go before others.
     pub(crate) urgent: bool,
+    /// Whether adapters may be loaded and unloaded.
+    pub(crate) adapters: bool,
 }
 
 /// The keys of a file, or nobody's.
@@ -63,6 +65,8 @@ pub(crate) struct Key {
     pub(crate) tenant: Tenant,
     /// Whether its requests may go before others.
     pub(crate) urgent: bool,
+    /// Whether it may load and unload adapters, which others use too.
+    pub(crate) adapters: bool,
     /// Requests that it may have under way, to the last byte of their answers.
     pub(crate) permits: Arc<Semaphore>,
     digest: [u8; 32],
@@ -96,7 +100,7 @@ pub enum KeysError {
         chars: usize,
     },
     /// What stands behind a key is nothing that is known.
-    #[error("line {line} of {}: behind a key may stand owner=NAME and priority, and nothing else", path.display())]
+    #[error("line {line} of {}: behind a key may stand owner=NAME, priority and adapters, and nothing else", path.display())]
     Option {
         /// The file.
         path: PathBuf,
@@ -127,7 +131,11 @@ impl Keys {
         let keys = Keys {
             file: file.map(Path::to_owned),
             rights,
-            known: Mutex::new(Arc::new([Key::new(b"", None, Rights { urgent: true, ..rights })])),
+            known: Mutex::new(Arc::new([Key::new(
+                b"",
+                None,
+                Rights { urgent: true, adapters: true, ..rights },
+            )])),
         };
         keys.reload()?;
         Ok(keys)
@@ -159,6 +167,7 @@ impl Keys {
                 match word.strip_prefix("owner=") {
                     Some(name) if is_name(name) => owner = Some(name),
                     None if word == "priority" => rights.urgent = true,
+                    None if word == "adapters" => rights.adapters = true,
                     _ => return Err(KeysError::Option { path: path.clone(), line }),
                 }
             }
@@ -234,6 +243,7 @@ impl Key {
             owner: owner.unwrap_or(&label).into(),
             tenant: None,
             urgent: rights.urgent,
+            adapters: rights.adapters,
             label,
             permits: Arc::new(Semaphore::new(rights.requests_max)),
             digest,
@@ -253,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    const RIGHTS: Rights = Rights { requests_max: 2, urgent: false };
+    const RIGHTS: Rights = Rights { requests_max: 2, urgent: false, adapters: false };
 
     #[test]
     fn owners_are_told_apart_where_there_are_several() {
@@ -275,6 +285,13 @@ mod tests {
         // Without keys everybody is one, who may do everything.
         let local = Keys::open(None, RIGHTS).unwrap().find(None).unwrap();
         assert_eq!((&*local.owner, local.tenant, local.urgent), ("local", None, true));
+        assert!(
+            local.adapters && !find(old).adapters,
+            "those who use one server's adapters are not those who load"
+        );
+        fs::write(&file, format!("{old} owner=us\n{new} adapters priority\n")).unwrap();
+        keys.reload().unwrap();
+        assert!(find(new).adapters && find(new).urgent && !find(old).adapters);
     }
 
     #[test]
@@ -313,8 +330,8 @@ mod tests {
         };
         check("# nothing\n", "holds no key");
         check("a-key-of-good-length\nsecret\n", "line 2");
-        check("a-secret-of-good-length with words\n", "owner=NAME and priority, and nothing else");
-        check("a-secret-with-an-owner owner=a/b\n", "owner=NAME and priority, and nothing else");
+        check("a-secret-of-good-length with words\n", "owner=NAME, priority and adapters, and nothing else");
+        check("a-secret-with-an-owner owner=a/b\n", "owner=NAME, priority and adapters, and nothing else");
         check("a-secret-with-an-\u{fc}mlaut\n", "no header can carry");
         fs::remove_file(&file).unwrap();
         assert!(matches!(keys.reload(), Err(KeysError::Read { .. })));

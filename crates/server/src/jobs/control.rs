@@ -26,7 +26,7 @@ pub(crate) async fn cancel(
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    app.job(durable, model, &id, &caller).await?;
+    app.job(durable, &model, &id, &caller).await?;
     Ok(Json(durable.store.cancel(&id).await?.status()))
 }
 
@@ -45,7 +45,7 @@ pub(crate) async fn retry(
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    app.job(durable, model, &id, &caller).await?;
+    app.job(durable, &model, &id, &caller).await?;
     Ok(Json(durable.store.retry(&id).await?.status()))
 }
 
@@ -63,6 +63,6 @@ pub(crate) async fn purge(
     Path(endpoint): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    let removed = durable.store.purge(app.name_of(model), &caller.key.owner).await?;
+    let removed = durable.store.purge(app.name_of(&model), &caller.key.owner).await?;
     Ok(Json(json!({"removed": removed, "status": "completed"})))
 }

@@ -46,14 +46,14 @@ impl Durable {
     pub(crate) fn work(&self, app: &Arc<App>) -> Workers {
         let (stop, stopped) = watch::channel(false);
         let runner = |chosen: Chosen| {
+            let (model, options) = (app.models.name(&chosen).to_owned(), self.options.runner.clone());
             let engine = Arc::new(Engine::new(Arc::clone(app), chosen));
-            let (model, options) = (app.models.name(chosen).to_owned(), self.options.runner.clone());
             let runner = Runner::new(self.store.clone(), engine, model, options);
             tokio::spawn(runner.run(stopped.clone()))
         };
         let sender = Webhooks::new(self.options.webhooks.clone());
         Workers {
-            runners: app.models.choices().map(runner).collect(),
+            runners: app.models.lasting_choices().into_iter().map(runner).collect(),
             sender: tokio::spawn(sender.run(self.store.clone(), stopped.clone())),
             settler: tokio::spawn(settle(self.store.clone(), stopped)),
             stop,
@@ -82,7 +82,7 @@ async fn settle(store: Store, mut stop: watch::Receiver<bool>) {
 
 /// What works on jobs.
 pub(crate) struct Workers {
-    /// One for each model and each adapter.
+    /// One for each model and each adapter that it is always loaded with.
     runners: Vec<JoinHandle<usize>>,
     sender: JoinHandle<()>,
     settler: JoinHandle<()>,
@@ -119,8 +119,10 @@ impl App {
     pub(crate) fn jobs_of(&self, endpoint: &str) -> Result<(&Durable, Chosen), ApiError> {
         let durable = self.durable()?;
         self.check_ready()?;
-        let chosen = self.models.named((endpoint != "default").then_some(endpoint)).map_err(|_| {
-            let names: Vec<String> = self.models.names().map(|name| format!("{name:?}")).collect();
+        let chosen = self.models.lasting((endpoint != "default").then_some(endpoint)).map_err(|_| {
+            let lasting = self.models.lasting_choices();
+            let names = lasting.iter().map(|chosen| format!("{:?}", self.models.name(chosen)));
+            let names: Vec<String> = names.collect();
             let message = format!("there is no such endpoint; there are default and {}", names.join(", "));
             ApiError::new(Code::UnknownEndpoint, message)
         })?;
@@ -128,7 +130,7 @@ impl App {
     }
 
     /// The name that the jobs of a model are kept under.
-    pub(crate) fn name_of(&self, chosen: Chosen) -> &str {
+    pub(crate) fn name_of<'a>(&'a self, chosen: &'a Chosen) -> &'a str {
         self.models.name(chosen)
     }
 
@@ -136,7 +138,7 @@ impl App {
     pub(crate) async fn job(
         &self,
         durable: &Durable,
-        chosen: Chosen,
+        chosen: &Chosen,
         id: &str,
         caller: &Caller,
     ) -> Result<Job, ApiError> {

@@ -57,10 +57,10 @@ pub(crate) fn ask(question: &Question, served: &Preparing<'_>) -> Result<Ask, Ap
 
 impl Models {
     /// Refuses a question that names another model than its job's endpoint did.
-    pub(crate) fn check_model(&self, question: &Question, chosen: Chosen) -> Result<(), ApiError> {
+    pub(crate) fn check_model(&self, question: &Question, chosen: &Chosen) -> Result<(), ApiError> {
         let (Body::Chat(body) | Body::Completion(body)) = &question.body;
         match body["model"].as_str() {
-            Some(name) if self.named(Some(name))? != chosen => {
+            Some(name) if self.named(Some(name))? != *chosen => {
                 let message = format!("the job is one of {:?}", self.name(chosen));
                 Err(ApiError::new(Code::ModelNotFound, message))
             }
@@ -75,7 +75,7 @@ impl Engine {
         loop {
             // Before asking, so that no room made meanwhile is missed.
             let idle = self.app.models.idle();
-            match self.app.enter_job(owner).admit(self.chosen).await {
+            match self.app.enter_job(owner).admit(self.chosen.clone()).await {
                 // A job can wait until others are done; whoever runs it bounds that.
                 Err(error) if error.code == Code::ModelDoesNotFit => idle.await,
                 admitted => return admitted,
@@ -87,7 +87,7 @@ impl Engine {
 impl Model for Engine {
     fn facts(&self) -> (String, String) {
         let models = &self.app.models;
-        (models.name(self.chosen).to_owned(), models.all()[self.chosen.index].offer.card.quant.clone())
+        (models.name(&self.chosen).to_owned(), models.all()[self.chosen.index].offer.card.quant.clone())
     }
 
     async fn answer(
@@ -98,7 +98,7 @@ impl Model for Engine {
     ) -> Result<Answer, Failure> {
         let admission = self.admitted(owner).await.map_err(|error| error.failure("load"))?;
         let served = Arc::clone(admission.served.served());
-        let asked = self.app.models.check_model(&question, self.chosen);
+        let asked = self.app.models.check_model(&question, &self.chosen);
         asked.map_err(|error| error.failure("prepare"))?;
         let tenant = admission.tenant().clone();
         let prepared = on_a_thread(&self.app, &tenant, &served, move |served| ask(&question, served)).await;

@@ -17,7 +17,7 @@ use crate::{
     app::App,
     ask::prepare::{Read, on_a_thread, read},
     error::{ApiError, Code, Fault},
-    front::{body::RawBody, keys::Caller},
+    front::{body::RawBody, keys::Caller, told::Told},
     shape::{Unknown, body},
     work::check_priority,
 };
@@ -117,7 +117,7 @@ pub(crate) async fn runsync(
     wait: Result<Query<Wait>, QueryRejection>,
     headers: HeaderMap,
     body: RawBody,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Told, ApiError> {
     let Query(wait) = wait.map_err(|_| ApiError::fault(Fault::rule("wait", "must be one integer")))?;
     let wait = wait.wait.unwrap_or(WAIT_MS);
     if !(1000..=300_000).contains(&wait) {
@@ -131,10 +131,12 @@ pub(crate) async fn runsync(
     let mut draining = app.watch_draining();
     let until = tokio::time::Instant::now() + Duration::from_millis(wait);
     loop {
-        let job = app.job(durable, model, &submitted.id, &caller).await?;
+        let room = app.room(caller.tenant(), durable.store.output_bytes(&submitted.id).await?).await?;
+        let job = app.job(durable, &model, &submitted.id, &caller).await?;
         if job.state.is_final() || tokio::time::Instant::now() >= until || *draining.borrow() {
-            return Ok(Json(job.status()));
+            return Ok(Told::new(job.status(), room));
         }
+        drop((job, room));
         let changed = async { while changes.recv().await.is_ok_and(|id| *id != *submitted.id) {} };
         tokio::select! {
             () = changed => {}
@@ -163,16 +165,16 @@ async fn submit(
         durable.webhooks.check(webhook)?;
     }
     if let Some(name) = schema_name(&input).map(str::to_owned)
-        && let Some(schema) = durable.store.schema(app.name_of(model), &caller.key.owner, &name).await?
+        && let Some(schema) = durable.store.schema(app.name_of(&model), &caller.key.owner, &name).await?
     {
         set_schema(&mut input, &name, schema);
     }
     // What could never be answered is refused now, not after it has waited.
-    let lease = app.lease(model).await?;
-    let (models, urgent) = (Arc::clone(&app.models), caller.key.urgent);
+    let lease = app.lease(model.clone()).await?;
+    let (models, chosen, urgent) = (Arc::clone(&app.models), model.clone(), caller.key.urgent);
     let input = on_a_thread(app, caller.tenant(), lease.served(), move |served| {
         for question in Input::parse(&input)?.questions() {
-            models.check_model(&question, model).map_err(under_input)?;
+            models.check_model(&question, &chosen).map_err(under_input)?;
             let asked = ask(&question, served).map_err(under_input)?;
             check_priority(asked.request.priority, urgent).map_err(under_input)?;
             asked.request.check(&served.engine.capacity())?;
@@ -187,7 +189,7 @@ async fn submit(
         ttl_ms: policy.ttl,
         low_priority: policy.low_priority.unwrap_or(false),
     });
-    let (model, owner) = (app.name_of(model).to_owned(), caller.key.owner.to_string());
+    let (model, owner) = (app.name_of(&model).to_owned(), caller.key.owner.to_string());
     let shares = caller.tenant().is_some();
     let job = NewJob { model, owner, shares, input, webhook, policy, idempotency_key };
     let submitted = durable.store.submit(job).await?;

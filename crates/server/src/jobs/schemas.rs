@@ -45,7 +45,7 @@ pub(crate) async fn put(
         return Err(ApiError::fault(Fault::rule("name", rule)));
     }
     // Compiled now: a schema that cannot be followed is refused here, and the first job finds it ready.
-    let lease = app.lease(model).await?;
+    let lease = app.lease(model.clone()).await?;
     let schema = on_a_thread(&app, caller.tenant(), lease.served(), move |served| {
         let schema = shape::parse(&body.bytes, &|| served.check().is_ok())?;
         Schema::new(&schema, None).map_err(Failure::from)?;
@@ -54,7 +54,7 @@ pub(crate) async fn put(
         Ok(schema)
     })
     .await?;
-    durable.store.put_schema(app.name_of(model), &caller.key.owner, &name, &schema).await?;
+    durable.store.put_schema(app.name_of(&model), &caller.key.owner, &name, &schema).await?;
     Ok(Json(json!({"name": name, "status": "registered"})))
 }
 
@@ -72,7 +72,7 @@ pub(crate) async fn get(
     Path((endpoint, name)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    let schema = durable.store.schema(app.name_of(model), &caller.key.owner, &name).await?;
+    let schema = durable.store.schema(app.name_of(&model), &caller.key.owner, &name).await?;
     schema
         .map(Json)
         .ok_or_else(|| ApiError::new(Code::SchemaNotFound, "there is no schema of that name here"))

@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     app::App,
     error::{ApiError, Fault},
-    front::keys::Caller,
+    front::{keys::Caller, told::Told},
 };
 
 /// How a job stands.
@@ -50,14 +50,15 @@ pub(crate) async fn status(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path((endpoint, id)): Path<(String, String)>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Told, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    let job = app.job(durable, model, &id, &caller).await?;
+    let room = app.room(caller.tenant(), durable.store.output_bytes(&id).await?).await?;
+    let job = app.job(durable, &model, &id, &caller).await?;
     let mut said = job.status();
     if let Some(total) = job.items {
         said["items"] = json!({"done": durable.store.items_done(&id).await?, "total": total});
     }
-    Ok(Json(said))
+    Ok(Told::new(said, room))
 }
 
 /// What became of a job, step by step
@@ -74,7 +75,7 @@ pub(crate) async fn timeline(
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    app.job(durable, model, &id, &caller).await?;
+    app.job(durable, &model, &id, &caller).await?;
     let events = durable.store.timeline(&id).await?.into_iter().map(|event| {
         json!({"at": event.at_us / 1000, "event": event.event, "attempt": event.attempt, "detail": event.detail})
     });
@@ -118,7 +119,7 @@ pub(crate) async fn list(
             Some(known.ok_or_else(|| ApiError::fault(Fault::rule("status", "is no state of a job")))?)
         }
     };
-    let jobs = durable.store.list(app.name_of(model), Some(&caller.key.owner), state, limit).await?;
+    let jobs = durable.store.list(app.name_of(&model), Some(&caller.key.owner), state, limit).await?;
     let jobs = jobs.iter().map(|job| {
         let mut status = job.status();
         if let Some(fields) = status.as_object_mut() {
@@ -144,8 +145,8 @@ pub(crate) async fn health(
     Path(endpoint): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    let counts = durable.store.counts(app.name_of(model)).await?;
-    let running = durable.store.busy_workers(app.name_of(model)).await?;
+    let counts = durable.store.counts(app.name_of(&model)).await?;
+    let running = durable.store.busy_workers(app.name_of(&model)).await?;
     Ok(Json(json!({
         "jobs": {
             "completed": counts.of(JobState::Completed),

@@ -8,7 +8,6 @@ use axum::{
     response::{IntoResponse, Response, sse::Event},
 };
 use fornax_chat::{Ask, Counts, Finish, Piece, TokenScore};
-use fornax_form::Form;
 use fornax_text::{Snippet, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -31,9 +30,6 @@ use crate::{
 
 /// Fields of llama.cpp's that would change the answer and are not honoured.
 const UNSUPPORTED: &[Unsupported] = &[
-    Unsupported { field: "cache_prompt", neutral: &["true"] },
-    // In llama.cpp's own syntax; `guided_grammar` takes Lark's.
-    Unsupported { field: "grammar", neutral: &["\"\""] },
     Unsupported { field: "grammar_lazy", neutral: &["false"] },
     Unsupported { field: "lora", neutral: &["[]"] },
     Unsupported { field: "min_keep", neutral: &["0"] },
@@ -46,6 +42,9 @@ const UNSUPPORTED: &[Unsupported] = &[
     Unsupported { field: "t_max_predict_ms", neutral: &["0"] },
 ];
 
+/// Prompts of one request.
+const PROMPTS_MAX: usize = 128;
+
 /// A text to continue.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct LlamaBody {
@@ -53,7 +52,7 @@ pub(crate) struct LlamaBody {
     #[schema(min_length = 1, max_length = 512)]
     #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
-    /// A string, or an array of token ids; one prompt.
+    /// A string, an array of strings, an array of token ids, or an array of such arrays.
     #[schema(required = true)]
     prompt: Prompt,
     #[serde(flatten)]
@@ -70,12 +69,6 @@ pub(crate) struct LlamaFields {
     /// How many of the most likely tokens come with their log-probabilities; 0 for none.
     #[schema(minimum = 0, maximum = 20)]
     n_probs: Option<u32>,
-    /// The answer is JSON that is valid against this JSON Schema.
-    #[schema(value_type = Option<Object>)]
-    json_schema: Option<Value>,
-    /// As repetition_penalty.
-    #[schema(exclusive_minimum = 0, maximum = 100)]
-    repeat_penalty: Option<f32>,
     /// Whether the answer's tokens are told.
     return_tokens: Option<bool>,
     #[serde(flatten)]
@@ -134,19 +127,23 @@ pub(crate) async fn completion(
     answer(&app, prepared).await
 }
 
-async fn answer(
-    app: &App,
-    (admission, (ask, teller, streamed)): (Admission, (Ask, Teller, bool)),
-) -> Result<Response, ApiError> {
-    let mut work = Work::submit(admission, vec![ask])?;
-    let mut teller = Teller { model: work.model().to_owned(), ..teller };
+async fn answer(app: &App, (admission, prepared): (Admission, Prepared)) -> Result<Response, ApiError> {
+    let Prepared { asks, mut tellers, streamed } = prepared;
+    let mut work = Work::submit(admission, asks)?;
+    for teller in &mut tellers.0 {
+        work.model().clone_into(&mut teller.model);
+    }
     if streamed {
-        return Ok(sse::stream(work, teller, &app.options));
+        return Ok(sse::stream(work, tellers, &app.options));
     }
-    while let Some((_, piece)) = work.next().await {
-        teller.take(&work.served().tokenizer, piece?);
+    while let Some((index, piece)) = work.next().await {
+        tellers.0[index].take(&work.served().tokenizer, piece?);
     }
-    Ok(Json(teller.whole()).into_response())
+    let wholes: Vec<Value> = tellers.0.iter().map(Teller::whole).collect();
+    Ok(match &wholes[..] {
+        [whole] => Json(whole).into_response(),
+        wholes => Json(wholes).into_response(),
+    })
 }
 
 /// Fill a gap between two texts, as llama.cpp answers
@@ -181,23 +178,32 @@ pub(crate) async fn completions(
     completion(app, caller, body).await
 }
 
+/// What is asked of the model, and how its answers are told.
+struct Prepared {
+    asks: Vec<Ask>,
+    tellers: Tellers,
+    streamed: bool,
+}
+
 impl LlamaBody {
-    fn ask(&self, served: &Preparing<'_>) -> Result<(Ask, Teller, bool), ApiError> {
-        let mut prompts = self.prompt.tokens(served)?;
-        let prompt = prompts.pop().filter(|_| prompts.is_empty()).ok_or_else(|| {
-            let rule = "must be one prompt; /v1/completions takes several";
-            ApiError::fault(Fault::rule("prompt", rule))
-        })?;
+    fn ask(&self, served: &Preparing<'_>) -> Result<Prepared, ApiError> {
+        let count = self.prompt.count();
+        if !(1..=PROMPTS_MAX).contains(&count) {
+            let rule = format!("must be 1 to {PROMPTS_MAX} prompts; got {count}");
+            return Err(ApiError::fault(Fault::rule("prompt", rule)));
+        }
+        let prompts = self.prompt.tokens(served)?;
         let shown = match &self.prompt {
-            Prompt::Text(text) => text.clone(),
-            _ => served.tokenizer.decode(&prompt),
+            Prompt::Text(text) => vec![text.clone()],
+            Prompt::Texts(texts) => texts.clone(),
+            _ => prompts.iter().map(|prompt| served.tokenizer.decode(prompt)).collect(),
         };
-        self.more.ask(served, prompt, shown)
+        self.more.ask(served, prompts, shown)
     }
 }
 
 impl InfillBody {
-    fn ask(&self, served: &Preparing<'_>) -> Result<(Ask, Teller, bool), ApiError> {
+    fn ask(&self, served: &Preparing<'_>) -> Result<Prepared, ApiError> {
         let snippet = |extra: &Extra| Snippet {
             name: extra.filename.clone().unwrap_or_else(|| "tmp".to_owned()),
             text: extra.text.clone(),
@@ -207,17 +213,18 @@ impl InfillBody {
         let before = self.input_prefix.clone() + begun;
         let prompt = gap(served, &before, &self.input_suffix, &others)?;
         let shown = served.tokenizer.decode(&prompt);
-        self.more.ask(served, prompt, shown)
+        self.more.ask(served, vec![prompt], vec![shown])
     }
 }
 
 impl LlamaFields {
+    /// Asks with each prompt, which is shown as it was given.
     fn ask(
         &self,
         served: &Preparing<'_>,
-        prompt: Vec<u32>,
-        shown: String,
-    ) -> Result<(Ask, Teller, bool), ApiError> {
+        prompts: Vec<Vec<u32>>,
+        shown: Vec<String>,
+    ) -> Result<Prepared, ApiError> {
         let mut faults = Vec::new();
         if self.params.n.is_some_and(|n| n > 1) {
             faults.push(Fault::rule("n", "must be 1 here; /v1/completions takes more"));
@@ -236,39 +243,50 @@ impl LlamaFields {
             return Err(ApiError::faults(faults));
         }
         let params = self.params();
-        let form = match (params.form(None, None)?, &self.json_schema) {
-            (Some((field, _)), Some(_)) => {
-                let rule = format!("cannot be combined with {field}");
-                return Err(ApiError::fault(Fault::rule("json_schema", rule)));
-            }
-            (None, Some(schema)) => Some(("json_schema", Form::JsonSchema(schema.clone()))),
-            (form, None) => form,
-        };
+        let form = params.form(None, None)?;
         let top_logprobs = self.n_probs.filter(|count| *count > 0);
-        let wanted = Wanted { prompt, max_tokens, form, top_logprobs, starts_text: false, reading: None };
-        let mut ask = params.ask(served, wanted)?;
-        let returns_tokens = self.return_tokens == Some(true);
-        ask.tells_tokens = returns_tokens;
+        let mut prepared =
+            Prepared { asks: Vec::new(), tellers: Tellers(Vec::new()), streamed: self.stream == Some(true) };
+        for (index, (prompt, shown)) in prompts.into_iter().zip(shown).enumerate() {
+            let form = form.clone();
+            let wanted = Wanted {
+                prompt,
+                pieces: Vec::new(),
+                max_tokens,
+                form,
+                top_logprobs,
+                starts_text: false,
+                reading: None,
+            };
+            let mut ask = params.ask(served, wanted)?;
+            ask.tells_tokens = self.return_tokens == Some(true);
+            let teller = Teller {
+                index,
+                settings: self.settings(served, &params, ask.request.seed),
+                prompt: shown,
+                stops: params.stop_words(),
+                scored: top_logprobs.is_some(),
+                ..Teller::new()
+            };
+            prepared.asks.push(ask);
+            prepared.tellers.0.push(teller);
+        }
+        Ok(prepared)
+    }
+
+    /// What the answer tells of how it was made.
+    fn settings(&self, served: &Preparing<'_>, params: &Params, seed: u64) -> Value {
         // As they were written: made directly, an f32 would have the longer digits of an f64.
         let digits = |value: Option<f32>| value.and_then(|value| value.to_string().parse::<f64>().ok());
-        let settings = json!({"n_ctx": served.engine.capacity().context, "seed": ask.request.seed,
+        json!({"n_ctx": served.engine.capacity().context, "seed": seed,
             "n_predict": self.n_predict.unwrap_or(-1), "temperature": digits(params.temperature),
             "top_k": params.top_k, "top_p": digits(params.top_p), "min_p": digits(params.min_p),
-            "n_probs": self.n_probs.unwrap_or(0)});
-        let teller = Teller {
-            settings,
-            prompt: shown,
-            stops: params.stop_words(),
-            scored: top_logprobs.is_some(),
-            ..Teller::new()
-        };
-        Ok((ask, teller, self.stream == Some(true)))
+            "n_probs": self.n_probs.unwrap_or(0)})
     }
 
     /// The parameters, with llama.cpp's defaults for what was not said.
     fn params(&self) -> Params {
         let mut params = self.params.clone();
-        params.repetition_penalty = params.repetition_penalty.or(self.repeat_penalty);
         // There, it asks for a random one.
         params.seed = params.seed.filter(|seed| *seed != -1);
         params.temperature = params.temperature.or(Some(0.8));
@@ -284,6 +302,8 @@ impl LlamaFields {
 
 /// An answer as llama.cpp tells it.
 struct Teller {
+    /// Which of the prompts it answers.
+    index: usize,
     model: String,
     settings: Value,
     prompt: String,
@@ -300,6 +320,7 @@ struct Teller {
 impl Teller {
     fn new() -> Teller {
         Teller {
+            index: 0,
             model: String::new(),
             settings: Value::Null,
             prompt: String::new(),
@@ -360,7 +381,7 @@ impl Teller {
         let (prompt_ms, predicted_ms) = (milliseconds(self.submitted, first), milliseconds(first, now));
         let per_second = |count: usize, ms: f64| if ms > 0.0 { count as f64 * 1000.0 / ms } else { 0.0 };
         let computed = counts.prompt - counts.cached;
-        json!({"index": 0, "content": content, "tokens": [], "id_slot": -1, "stop": true, "model": self.model,
+        json!({"index": self.index, "content": content, "tokens": [], "id_slot": -1, "stop": true, "model": self.model,
             "tokens_predicted": counts.generated, "tokens_evaluated": counts.prompt,
             "generation_settings": self.settings, "prompt": self.prompt, "has_new_line": self.text.contains('\n'),
             "truncated": false, "stop_type": stop_type, "stopping_word": word, "tokens_cached": counts.cached,
@@ -378,20 +399,30 @@ fn scored(tokenizer: &Tokenizer, score: &TokenScore) -> Value {
     own
 }
 
-impl Transcript for Teller {
-    fn say(&mut self, work: &Work, _: usize, piece: Piece) -> Vec<Event> {
-        let before = self.tokens.len();
-        let Some((text, scores)) = self.take(&work.served().tokenizer, piece) else { return Vec::new() };
-        let mut part = json!({"index": 0, "content": text, "tokens": [], "stop": false, "id_slot": -1});
-        part["tokens"] = json!(self.tokens[before.min(self.tokens.len())..]);
-        if self.scored {
+/// One for each prompt.
+struct Tellers(Vec<Teller>);
+
+impl Transcript for Tellers {
+    fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Event> {
+        let teller = &mut self.0[index];
+        let before = teller.tokens.len();
+        let ends = matches!(piece, Piece::End { .. });
+        let said = teller.take(&work.served().tokenizer, piece);
+        // Each ends by itself.
+        if ends {
+            return vec![sse::event(&teller.end(""))];
+        }
+        let Some((text, scores)) = said else { return Vec::new() };
+        let mut part = json!({"index": index, "content": text, "tokens": [], "stop": false, "id_slot": -1});
+        part["tokens"] = json!(teller.tokens[before.min(teller.tokens.len())..]);
+        if teller.scored {
             part["completion_probabilities"] = json!(scores);
         }
         vec![sse::event(&part)]
     }
 
     fn close(&mut self) -> Vec<Event> {
-        vec![sse::event(&self.end(""))]
+        Vec::new()
     }
 
     fn fail(&mut self, error: &ApiError) -> Event {

@@ -51,7 +51,7 @@ pub(crate) async fn respond(
     let keep = keep.filter(|_| admission.tenant().is_none());
     if let Some(stays) = keep {
         // The request is a use of the model: it goes when that is over, at the earliest.
-        admission.app.models.keep(admission.served.chosen(), stays);
+        admission.app.models.keep(admission.served.chosen().index, stays);
     }
     let Some(ask) = ask else {
         // What clients send to have a model loaded.

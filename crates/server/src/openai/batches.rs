@@ -313,10 +313,10 @@ impl Lines {
             return wrong("invalid_body", "body.stream", "a batch cannot be streamed");
         }
         let name = body.get("model").and_then(Value::as_str);
-        let Ok(chosen) = models.named(name) else {
+        let Ok(chosen) = models.lasting(name) else {
             return wrong("model_not_found", "body.model", "there is no such model here");
         };
-        let model = models.name(chosen).to_owned();
+        let model = models.name(&chosen).to_owned();
         // PostgreSQL's texts have no zero; in JSON it is always written as an escape.
         Ok(BatchRequest { model, custom_id, body: Value::Object(body).to_string() })
     }

@@ -1,5 +1,6 @@
 //! What OpenAI's clients speak, with the extensions of llama.cpp and vLLM under their names.
 
+pub(crate) mod adapters;
 pub(crate) mod batches;
 pub(crate) mod chat;
 pub(crate) mod completions;

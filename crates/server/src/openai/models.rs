@@ -42,7 +42,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    fn of(models: &Models, chosen: Chosen) -> Model {
+    fn of(models: &Models, chosen: &Chosen) -> Model {
         let slot = &models.all()[chosen.index];
         let card = &slot.offer.card;
         let planned = slot.offer.context;
@@ -53,7 +53,7 @@ impl Model {
             owned_by: "fornax",
             max_model_len: slot.loaded().map_or(planned, |served| served.engine.capacity().context),
             state: slot.look(Stands::standing),
-            parent: chosen.adapter.map(|_| card.name.clone()),
+            parent: chosen.adapter.as_ref().map(|_| card.name.clone()),
             aliases: if chosen.adapter.is_none() { card.aliases.clone() } else { Vec::new() },
         }
     }
@@ -67,7 +67,7 @@ impl Model {
 ))]
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<ModelList>, ApiError> {
     app.check_ready()?;
-    let data = app.models.choices().map(|chosen| Model::of(&app.models, chosen)).collect();
+    let data = app.models.choices().iter().map(|chosen| Model::of(&app.models, chosen)).collect();
     Ok(Json(ModelList { object: "list", data }))
 }
 
@@ -105,5 +105,5 @@ fn no_text() -> ApiError {
 
 fn named(app: &App, name: &str) -> Result<Json<Model>, ApiError> {
     app.check_ready()?;
-    Ok(Json(Model::of(&app.models, app.models.named(Some(name))?)))
+    Ok(Json(Model::of(&app.models, &app.models.named(Some(name))?)))
 }

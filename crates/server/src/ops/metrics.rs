@@ -19,10 +19,10 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let is_ready = matches!(app.phase(), Phase::Ready);
     let mut jobs = Vec::new();
     if let Some(durable) = app.durable.get().filter(|_| is_ready) {
-        for chosen in app.models.choices() {
-            let name = app.models.name(chosen);
+        for chosen in app.models.lasting_choices() {
+            let name = app.models.name(&chosen).to_owned();
             // A database that does not answer takes its own figures along, and no others.
-            jobs.extend(durable.store.counts(name).await.ok().map(|counts| (name, counts)));
+            jobs.extend(durable.store.counts(&name).await.ok().map(|counts| (name, counts)));
         }
     }
     let page = app.metrics.page(app.models.all(), is_ready, app.traces.as_deref(), &jobs);

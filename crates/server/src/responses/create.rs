@@ -152,7 +152,9 @@ async fn begin(
     if let Some((field, _, rule)) = refused.into_iter().find(|(_, given, _)| *given) {
         return Err(ApiError::fault(Fault::rule(field, rule)));
     }
-    let (store, lease) = (app.store()?, app.lease(chosen).await?);
+    // It may wait for longer than an adapter is loaded.
+    let chosen = app.models.lasting(Some(app.models.name(&chosen)))?;
+    let (store, lease) = (app.store()?, app.lease(chosen.clone()).await?);
     let model = lease.name().to_owned();
     let understood = on_a_thread(app, caller.tenant(), lease.served(), move |served| {
         let ask = body.ask(&memory, served)?;
@@ -179,7 +181,7 @@ async fn begin(
         items,
     };
     let job = NewJob {
-        model: app.name_of(chosen).to_owned(),
+        model: app.name_of(&chosen).to_owned(),
         owner: new.owner.clone(),
         shares: caller.tenant().is_some(),
         input,

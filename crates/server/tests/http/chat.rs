@@ -128,6 +128,11 @@ async fn a_prompt_seen_before_counts_as_cached() {
     assert_eq!(cached(&second), 96);
     let salted = json!({"messages": long["messages"], "cache_salt": "mine"});
     assert_eq!(cached(&post(world.address, CHAT, &salted).await.json()), 0);
+    // llama.cpp's way to ask for the whole; what it computes is found by nobody.
+    let alone = json!({"messages": long["messages"], "cache_prompt": false});
+    for _ in 0..2 {
+        assert_eq!(cached(&post(world.address, CHAT, &alone).await.json()), 0);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

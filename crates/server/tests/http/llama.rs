@@ -56,6 +56,36 @@ async fn an_answer_says_how_it_stopped_and_follows_its_form_and_parameters() {
     assert_eq!((sampling.repetition_penalty, sampling.top_k), (1.5, 3));
     let schema = json!({"json_schema": {"enum": ["two"]}});
     check(schema, "\"two\"", "eos", "").await;
+    check(json!({"grammar": "root ::= \"two\" | \"(\" root \")\""}), "two", "eos", "").await;
+    check(json!({"grammar": "start: \"three\""}), "three", "eos", "").await;
+    check(json!({"grammar": ""}), "one two three", "eos", "").await;
+    // OpenAI's routes take these names, too.
+    let ask = json!({"messages": [{"role": "user", "content": "a"}], "grammar": "root ::= \"t\" [a-z]+"});
+    let answer = post(world.address, "/v1/chat/completions", &ask).await.json();
+    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with('t'), "{answer}");
+    let ask = json!({"prompt": "a", "json_schema": {"const": 5}});
+    assert_eq!(post(world.address, "/v1/completions", &ask).await.json()["choices"][0]["text"], "5");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_prompts_are_answered_in_their_order() {
+    let world = World::ready(Setup::saying("yes")).await;
+    for prompt in [json!(["a", "b"]), json!([[97], [98]])] {
+        let body = json!({"prompt": prompt, "n_predict": 2});
+        let answers = post(world.address, "/completion", &body).await.json();
+        let told: Vec<(&Value, &Value, &Value)> = (answers.as_array().unwrap().iter())
+            .map(|answer| (&answer["index"], &answer["prompt"], &answer["content"]))
+            .collect();
+        assert_eq!(told, [(&json!(0), &json!("a"), &json!("ye")), (&json!(1), &json!("b"), &json!("ye"))]);
+    }
+    let body = json!({"prompt": ["a", "b"], "n_predict": 2, "stream": true});
+    let events = post(world.address, "/completion", &body).await.events();
+    for index in 0..2 {
+        let of_it = || events.iter().filter(|event| event["index"] == index);
+        let text: String = of_it().map(|event| event["content"].as_str().unwrap()).collect();
+        let ends = of_it().filter(|event| event["stop"] == true).count();
+        assert_eq!((text.as_str(), ends), ("ye", 1), "{events:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,12 +97,14 @@ async fn what_llama_cpp_knows_and_this_server_does_not_is_refused_by_name() {
         let response = post(world.address, "/completion", &body).await;
         assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!(param)), "{more}");
     };
-    check(json!({"grammar": "root ::= \"a\""}), "grammar").await;
+    check(json!({"grammar": "root ::= other"}), "grammar").await;
+    check(json!({"grammar": "root ::= \"a\"", "json_schema": {}}), "json_schema").await;
     check(json!({"samplers": ["top_k"]}), "samplers").await;
     check(json!({"n_keep": 5}), "n_keep").await;
     check(json!({"n_predict": 0}), "n_predict").await;
     check(json!({"n_predict": -2}), "n_predict").await;
-    check(json!({"prompt": ["a", "b"]}), "prompt").await;
+    check(json!({"prompt": []}), "prompt").await;
+    check(json!({"prompt": vec!["a"; 129]}), "prompt").await;
     check(json!({"n": 2}), "n").await;
     check(json!({"json_schema": {"type": "string"}, "guided_regex": "a"}), "json_schema").await;
 }

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 #![expect(clippy::print_stdout, reason = "counts and skips are for people to read")]
 
+mod adapters;
 mod agents;
 mod anthropic;
 mod bad_input;
@@ -14,6 +15,7 @@ mod decisions;
 mod document;
 mod forms;
 mod fuzz;
+mod images;
 mod jobs;
 mod kept;
 mod life;
@@ -23,6 +25,7 @@ mod ollama;
 mod params;
 mod pressure;
 mod responses;
+mod templates;
 mod tenants;
 mod tools;
 mod traces;

@@ -51,6 +51,16 @@ pub(crate) struct Serve {
     /// that requests choose it by; may be repeated
     #[arg(long, value_name = "NAME[@MODEL]=FOLDER", help_heading = "Model")]
     pub(crate) adapter: Vec<String>,
+    /// Adapters in this folder may be loaded over HTTP while the server runs (/v1/load_lora_adapter); with keys, by those with
+    /// `adapters` behind them in their file. May be repeated; relative paths are meant from the first
+    #[arg(long, value_name = "FOLDER", help_heading = "Model")]
+    pub(crate) adapter_root: Vec<PathBuf>,
+    /// How many of them each model has room for at once; the memory is planned from the start
+    #[arg(long, value_name = "N", default_value = "4", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
+    pub(crate) adapter_places: usize,
+    /// The largest rank of one of them
+    #[arg(long, value_name = "RANK", default_value = "64", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
+    pub(crate) adapter_rank: usize,
     /// Tokens of a request of this model, prompt and answer together; --context is for the others; may be repeated
     #[arg(long, value_name = "NAME=N", value_parser = model_context, help_heading = "Model")]
     pub(crate) model_context: Vec<(String, usize)>,
@@ -105,7 +115,7 @@ fn model_context(text: &str) -> Result<(String, usize), String> {
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
     /// Keys, one a line; every route but /ready then needs one. Behind a key may stand owner=NAME (keys of one owner
-    /// see each other's jobs) and priority (its requests may go before others)
+    /// see each other's jobs), priority (its requests may go before others) and adapters (it may load and unload adapters)
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Keys find each other's cached prefixes: faster where they send the same, and each can find out what others sent

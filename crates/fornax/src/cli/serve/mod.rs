@@ -2,6 +2,7 @@
 
 mod args;
 mod files;
+mod roots;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
@@ -28,6 +29,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::{device, headline, locate, output, plan, trial};
 pub(crate) use args::Serve;
 use args::{LogFormat, LogLevel};
+use roots::AdapterRoots;
 
 /// Threads for sockets and streams: they hand tokens on, the engine's threads make them.
 const SOCKET_THREADS: usize = 2;
@@ -94,6 +96,8 @@ struct Recipe {
     auto: bool,
     /// From the plan until the load that follows it.
     drawn: Mutex<Option<Drawn>>,
+    /// Where adapters may come from while it runs.
+    roots: Option<Arc<AdapterRoots>>,
 }
 
 /// A model as it was read and planned for some room, so that neither is done again to load it.
@@ -188,6 +192,7 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
     let (mut taken_bytes, mut taken_names) = (0, HashSet::new());
     let adapters = args.adapter.iter().map(|text| AdapterFlag::parse(text));
     let mut adapters = adapters.collect::<Result<Vec<_>, _>>()?;
+    let roots = AdapterRoots::of(args)?;
     let mut contexts: Vec<&(String, usize)> = args.model_context.iter().collect();
     for text in named {
         let (names, reference) = named_model(text);
@@ -200,6 +205,9 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         }
         if let Some(pooling) = args.pooling.filter(|_| is_first) {
             open = open.pooling(pooling.of_model());
+        }
+        if roots.is_some() {
+            open = open.adapter_room(args.adapter_places, args.adapter_rank);
         }
         let served_name = args.served_model_name.as_deref().filter(|_| is_first);
         let mut card = card(&path, served_name.into_iter().chain(names).collect(), reference);
@@ -224,7 +232,8 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         let auto = args.device.device == "auto";
         let drawn = Mutex::new(None);
         let headline = String::new();
-        let mut recipe = Recipe { path, open: adapt(open), card, context: 0, headline, budget, auto, drawn };
+        let (roots, open) = (roots.clone(), adapt(open));
+        let mut recipe = Recipe { path, open, card, context: 0, headline, budget, auto, drawn, roots };
         let Planned { plan, device, .. } = recipe.planned(Room::default())?;
         if args.preload && taken_bytes > 0 {
             let beside = recipe.planned(Room { taken: taken_bytes, returning: 0 });
@@ -428,7 +437,9 @@ fn load(recipe: &Recipe, room: Room, progress: &watch::Sender<Progress>) -> Resu
     let auto = recipe.auto.then(|| device::auto().1.as_str());
     tracing::info!(model = recipe.card.name, device = model.device(), auto, "loaded");
     let report = serde_json::to_value(plan::report(&recipe.path, &planned)).unwrap_or_default();
-    served(model, recipe.card.clone(), (report, planned_bytes(&planned.plan)), began)
+    let load_adapter = recipe.roots.as_ref().map(|roots| roots.loader(&model));
+    let served = served(model, recipe.card.clone(), (report, planned_bytes(&planned.plan)), began)?;
+    Ok(Served { load_adapter, ..served })
 }
 
 /// An open model as the server takes it, with its plan and the bytes of it, and when it began to be loaded.
@@ -447,6 +458,7 @@ pub(super) fn served(
         tokenizer,
         template: model.text().shared_template(),
         asks_anew: model.text().asks_anew(),
+        sight: model.text().sight(),
         // Now and not with the first schema: the trie of a large vocabulary takes a moment.
         grammars: Arc::clone(model.grammars()?),
         card: ModelCard { architecture: model.config().facts.name.to_owned(), ..card },
@@ -454,6 +466,7 @@ pub(super) fn served(
         devices: vec![Device { name: model.kind().to_string(), bytes }],
         load_seconds: began.elapsed().as_secs_f64(),
         planned_bytes,
+        load_adapter: None,
         keeper: Keeper::new(model),
     })
 }
