@@ -23,6 +23,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // It compiles forms for the engine; the others are for its tests, which run one.
     ("fornax-form", &["fornax-code", "fornax-engine", "fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
+    ("fornax-image", &[]),
     // What engine and text together mean to whoever chats.
     ("fornax-chat", &["fornax-engine", "fornax-form", "fornax-text"]),
     // It knows matrices by number; `model` is for its tests, which compute one.
@@ -51,6 +52,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fornax-format",
             "fornax-compute",
             "fornax-gpu",
+            "fornax-image",
             "fornax-jobs",
             "fornax-model",
             "fornax-engine",

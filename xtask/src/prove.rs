@@ -10,12 +10,11 @@ mod clients;
 mod crash;
 mod cuda;
 mod formats;
+mod fuzz_cases;
 mod fuzz_format;
-mod fuzz_text;
 mod golden;
 mod hand_over;
 mod image;
-mod llama_server;
 mod lm_eval;
 mod load;
 mod memory;
@@ -89,9 +88,14 @@ const PROOFS: &[Proof] = &[
         run: formats::gguf,
     },
     Proof {
-        name: "fuzz-callers",
-        shows: "Changed forms, bodies of every API, frames and adapters, ten million or an hour of each, end in an answer or a refusal.",
-        run: fuzz_text::callers,
+        name: "fuzz-adapters",
+        shows: "Ten million changed adapters (or an hour of them) end in an adapter or a refusal in one line.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::ADAPTERS),
+    },
+    Proof {
+        name: "fuzz-bodies",
+        shows: "Ten million changed bodies of every API (or an hour of them) end in an answer or a refusal, and leave nothing behind.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::BODIES),
     },
     Proof {
         name: "fuzz-format",
@@ -99,9 +103,29 @@ const PROOFS: &[Proof] = &[
         run: fuzz_format::run,
     },
     Proof {
-        name: "fuzz-text",
-        shows: "Changed chat templates and tokenizer files, ten million or an hour of each, end in a result or an error, and not the process.",
-        run: fuzz_text::files,
+        name: "fuzz-forms",
+        shows: "Ten million changed schemas, expressions and grammars (or an hour of them) end in a form that is followed or a refusal.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::FORMS),
+    },
+    Proof {
+        name: "fuzz-frames",
+        shows: "Ten million changed frames of private inference (or an hour of them) end in a frame or a refusal.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::FRAMES),
+    },
+    Proof {
+        name: "fuzz-sessions",
+        shows: "Ten million changed sequences of frames, sent to private servers, (or an hour of them) end in their own session alone.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::SESSIONS),
+    },
+    Proof {
+        name: "fuzz-templates",
+        shows: "Ten million changed chat templates (or an hour of them) end in a text or an error, and not the process.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::TEMPLATES),
+    },
+    Proof {
+        name: "fuzz-tokenizers",
+        shows: "Ten million changed tokenizer files (or an hour of them) end in a tokenizer or an error, and not the process.",
+        run: || fuzz_cases::fuzzed(&fuzz_cases::TOKENIZERS),
     },
     Proof {
         name: "golden",
@@ -117,11 +141,6 @@ const PROOFS: &[Proof] = &[
         name: "image",
         shows: "The container image is built, and its default command fetches the default model without Python, serves and drains.",
         run: image::run,
-    },
-    Proof {
-        name: "llama-server",
-        shows: "llama.cpp's own tests of its server, run against this one: what fails is listed with its reason, and nothing else fails.",
-        run: llama_server::run,
     },
     Proof {
         name: "lm-eval",
@@ -173,7 +192,7 @@ const PROOFS: &[Proof] = &[
 /// Prints the names and what each shows.
 pub(crate) fn list() -> Result<()> {
     for proof in PROOFS {
-        println!("{:<12}  {}", proof.name, proof.shows);
+        println!("{:<15}  {}", proof.name, proof.shows);
     }
     Ok(())
 }

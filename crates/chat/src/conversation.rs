@@ -1,6 +1,7 @@
 //! What was said so far, by whom, in typed parts.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
@@ -64,8 +65,8 @@ pub enum Content {
 /// A picture as it was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// The bytes of its file.
-    pub bytes: Vec<u8>,
+    /// The bytes of its file. Shared, because conversations are copied.
+    pub bytes: Arc<[u8]>,
 }
 
 /// A call of a tool.
@@ -151,6 +152,24 @@ impl Message {
         }))
     }
 
+    /// Its pictures, in their order.
+    pub fn images(&self) -> impl Iterator<Item = &Image> {
+        self.content.iter().filter_map(|part| match part {
+            Content::Image(image) => Some(image),
+            _ => None,
+        })
+    }
+
+    /// Texts and pictures as templates know them, which write a placeholder for each picture.
+    fn parts(&self) -> Value {
+        let part = |part: &Content| match part {
+            Content::Text(text) => Some(json!({"type": "text", "text": text})),
+            Content::Image(_) => Some(json!({"type": "image"})),
+            _ => None,
+        };
+        self.content.iter().filter_map(part).collect()
+    }
+
     /// As templates know it. Results are messages of their own and stand before what is said to them.
     fn write(&self, messages: &mut Vec<Value>) {
         let (mut texts, mut thoughts, mut calls) = (Vec::new(), Vec::new(), Vec::new());
@@ -160,7 +179,7 @@ impl Message {
                 Content::Text(text) => texts.push(text.as_str()),
                 Content::Thought(text) => thoughts.push(text.as_str()),
                 Content::Call(call) => calls.push(call.to_json()),
-                // Refused before anything is written.
+                // Between the texts, below.
                 Content::Image(_) => {}
                 Content::Result(outcome) => {
                     results += 1;
@@ -175,7 +194,8 @@ impl Message {
             return;
         }
         // Where only calls are made, nothing is said: many templates take no null for that.
-        let mut message = json!({"role": self.role.name(), "content": joined(texts)});
+        let content = if self.images().next().is_some() { self.parts() } else { json!(joined(texts)) };
+        let mut message = json!({"role": self.role.name(), "content": content});
         set(&mut message, "name", json!(self.name));
         if !calls.is_empty() {
             message["tool_calls"] = json!(calls);
@@ -216,15 +236,22 @@ impl Conversation {
             .sum()
     }
 
-    /// Refuses images: no model here reads any yet.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        let shows = |message: &Message| message.content.iter().any(|part| matches!(part, Content::Image(_)));
+    /// Its pictures with the messages that show them.
+    pub(crate) fn images(&self) -> Vec<(usize, &Image)> {
+        let messages = self.messages.iter().enumerate();
+        messages.flat_map(|(index, message)| message.images().map(move |image| (index, image))).collect()
+    }
+
+    /// Refuses images where the model reads none, for this reason.
+    pub(crate) fn check(&self, blind: Option<&'static str>) -> Result<(), Error> {
+        let Some(reason) = blind else { return Ok(()) };
+        let shows = |message: &Message| message.images().next().is_some();
         let faults: Vec<Fault> = self
             .messages
             .iter()
             .enumerate()
             .filter(|(_, message)| shows(message))
-            .map(|(index, _)| Fault::rule(Place::Message(index), "this model reads no images"))
+            .map(|(index, _)| Fault::rule(Place::Message(index), reason))
             .collect();
         if faults.is_empty() { Ok(()) } else { Err(Error::Asked(faults)) }
     }
@@ -310,9 +337,12 @@ mod tests {
 
     #[test]
     fn an_image_is_refused_with_its_message() {
-        let image = Content::Image(Image { bytes: vec![1] });
+        let image = Content::Image(Image { bytes: vec![1].into() });
         let conversation = Conversation::from(vec![Message::user("a"), Message::of(Role::User, vec![image])]);
-        let Err(Error::Asked(faults)) = conversation.check() else { panic!("no model reads images") };
+        assert!(conversation.check(None).is_ok());
+        let Err(Error::Asked(faults)) = conversation.check(Some("none")) else {
+            panic!("no model reads images")
+        };
         assert_eq!(faults.iter().map(|fault| &fault.place).collect::<Vec<_>>(), [&Place::Message(1)]);
     }
 }

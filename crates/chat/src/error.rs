@@ -3,6 +3,8 @@
 use fornax_form::FormError;
 use serde_json::Value;
 
+use crate::Unseen;
+
 /// Why a question cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -26,6 +28,9 @@ pub enum Error {
         /// Why.
         error: FormError,
     },
+    /// A picture was not seen, through no fault of its own.
+    #[error(transparent)]
+    Unseen(#[from] Unseen),
     /// The text side failed.
     #[error(transparent)]
     Text(#[from] fornax_text::Error),

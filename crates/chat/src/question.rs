@@ -7,10 +7,12 @@ use fornax_form::{Form, FormError};
 use fornax_text::{Chat, ChatPrompt, ChatTemplate, Dialect, Reader, Special, Tokenizer};
 use serde_json::{Map, Value, json};
 
+use crate::sight::{self, Shown, Sight};
 use crate::{Content, Conversation, Error, Fault, Place, Reading, Role, Thinking, Tools, thinking};
 
 /// What some templates want otherwise; each says whether there was anything to change.
-const CHANGES: [fn(&mut Chat) -> bool; 3] = [describe_tools, join_instructions, write_arguments];
+const CHANGES: [fn(&mut Chat) -> bool; 4] =
+    [describe_tools, join_instructions, write_arguments, number_calls];
 
 /// What is asked of a model in a conversation.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +40,8 @@ pub struct Model<'a> {
     pub template: Result<&'a ChatTemplate, &'a fornax_text::Error>,
     /// Whether it may be asked anew in the middle of an answer. Whoever computes for it then sees where that is.
     pub asks_anew: bool,
+    /// What looks at pictures for it, or why it reads none.
+    pub sight: Result<&'a dyn Sight, &'static str>,
 }
 
 /// Why a question is refused whose answer would be asked for anew in its middle.
@@ -50,8 +54,11 @@ pub type Compile<'a> = &'a dyn Fn(&Form) -> Result<Grammar, FormError>;
 /// A question as tokens, and how its answer is read.
 #[derive(Clone, Debug)]
 pub struct Prepared {
-    /// The prompt.
+    /// The prompt, with as many placeholders as pictures take tokens.
     pub prompt: Vec<u32>,
+    /// The pictures that are read in their place: whoever asks the engine looks at them when it is known that the prompt
+    /// is not too long.
+    pub shown: Vec<Shown>,
     /// What the answer must look like, and where that is asked for: the question's own form, or that of a demanded
     /// call.
     pub form: Option<(&'static str, Form)>,
@@ -83,7 +90,7 @@ impl Question {
         let settled = self.settle(model)?;
         let mut prompt = settled.render()?;
         settled.begin_answer(&mut prompt);
-        Ok(model.tokenizer.encode_chat(&prompt)?)
+        Ok(settled.tokens(&prompt)?.0)
     }
 
     /// The prompt and how its answer is read. Renders, encodes and compiles: it takes as long as the conversation makes
@@ -93,18 +100,19 @@ impl Question {
         let mut prompt = settled.render()?;
         settled.begin_answer(&mut prompt);
         let reading = settled.reading(&prompt, compile)?;
+        let (prompt, shown) = settled.tokens(&prompt)?;
         let form = match settled.demanded {
             Some(demanded) => Some(("tools", demanded)),
             // Only what is said has it, if anything is.
             None if self.tools.is_some() => None,
             None => self.form.clone(),
         };
-        Ok(Prepared { prompt: model.tokenizer.encode_chat(&prompt)?, form, reading })
+        Ok(Prepared { prompt, shown, form, reading })
     }
 
     fn settle<'a>(&'a self, model: Model<'a>) -> Result<Settled<'a>, Error> {
         let template = model.template.map_err(|error| Error::NoTemplate(error.to_string()))?;
-        self.conversation.check()?;
+        self.conversation.check(model.sight.err())?;
         let dialect = template.dialect(self.tools.is_some());
         let mut variables = self.variables.clone();
         let mut faults = Vec::new();
@@ -182,6 +190,16 @@ impl Settled<'_> {
         Ok(prompt)
     }
 
+    /// The prompt's tokens, with room for its pictures.
+    fn tokens(&self, prompt: &ChatPrompt) -> Result<(Vec<u32>, Vec<Shown>), Error> {
+        let tokens = self.model.tokenizer.encode_chat(prompt)?;
+        let images = self.question.conversation.images();
+        match self.model.sight {
+            Ok(sight) if !images.is_empty() => sight::make_room(&tokens, &images, sight),
+            _ => Ok((tokens, Vec::new())),
+        }
+    }
+
     /// A template that fails may want it otherwise: the fewest changes with which it does not.
     fn render_chat(&self, chat: &Chat) -> Result<ChatPrompt, fornax_text::Error> {
         use fornax_text::Error::{TemplateFailed, TemplateRefused};
@@ -189,9 +207,12 @@ impl Settled<'_> {
             Err(failed @ (TemplateFailed { .. } | TemplateRefused { .. })) => failed,
             other => return other,
         };
-        for changes in [&[0][..], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &[0, 1, 2]] {
+        let mut sets: Vec<u32> = (1..1 << CHANGES.len()).collect();
+        sets.sort_by_key(|set| set.count_ones());
+        for set in sets {
             let mut changed = chat.clone();
-            if changes.iter().all(|&change| CHANGES[change](&mut changed))
+            let mut changes = (0..CHANGES.len()).filter(|change| set >> change & 1 == 1);
+            if changes.all(|change| CHANGES[change](&mut changed))
                 && let Ok(prompt) = self.template.render(&changed, self.model.tokenizer)
             {
                 return Ok(prompt);
@@ -299,7 +320,9 @@ fn describe_tools(chat: &mut Chat) -> bool {
 /// Some templates know instructions only before everything else: what is said later goes there, in its order.
 fn join_instructions(chat: &mut Chat) -> bool {
     let is_instruction = |message: &Value| message["role"] == "system";
-    if !chat.messages.iter().skip(1).any(is_instruction) {
+    // Where there are pictures, what is said is no text that others could be put behind.
+    let has_parts = |message: &Value| is_instruction(message) && !message["content"].is_string();
+    if !chat.messages.iter().skip(1).any(is_instruction) || chat.messages.iter().any(has_parts) {
         return false;
     }
     let (said, rest): (Vec<Value>, Vec<Value>) =
@@ -319,4 +342,38 @@ fn write_arguments(chat: &mut Chat) -> bool {
         changed = true;
     }
     changed
+}
+
+/// Some templates take ids of nine letters and digits alone (Mistral's), or fail on calls that have none, as those of Ollama's
+/// API. The ids follow from the order of the calls, so that a conversation that goes on begins with the same text. A result
+/// without an id belongs to the first call of its tool that has none yet.
+fn number_calls(chat: &mut Chat) -> bool {
+    struct Open {
+        id: Value,
+        tool: Value,
+        number: String,
+        answered: bool,
+    }
+    let mut calls: Vec<Open> = Vec::new();
+    for message in &mut chat.messages {
+        for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            let number = format!("call{:05}", calls.len());
+            let (id, tool) = (call["id"].take(), call["function"]["name"].clone());
+            call["id"] = json!(number);
+            calls.push(Open { id, tool, number, answered: false });
+        }
+        if message["role"] != "tool" {
+            continue;
+        }
+        let (id, tool) = (&message["tool_call_id"], &message["name"]);
+        let meant = calls.iter_mut().find(|call| match id.is_string() {
+            true => call.id == *id,
+            false => !call.answered && (tool.is_null() || call.tool == *tool),
+        });
+        if let Some(call) = meant {
+            call.answered = true;
+            message["tool_call_id"] = json!(call.number);
+        }
+    }
+    !calls.is_empty()
 }

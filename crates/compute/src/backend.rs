@@ -83,6 +83,9 @@ pub struct Rope<Buf> {
     pub pairs: usize,
     /// Multiplies sine and cosine (yarn's attention factor); 1 elsewhere.
     pub magnitude: f32,
+    /// By pair, which section of a token's position turns it ([`Batch::sections`]; 0 is [`Batch::positions`]). Empty where
+    /// that is the first for all of them; where a batch has no further sections, it is so, too.
+    pub sections: Vec<u8>,
 }
 
 /// What attention over pages needs beside its data.
@@ -347,7 +350,7 @@ pub trait Backend: Memory {
         Err(Error::Unsupported { what: "copying pages in".to_owned(), backend: self.name() })
     }
 
-    /// `out` = the table's row of each token, or the given one. (tokens, hidden)
+    /// `out` = the table's row of each token, or the first values of the given one. (tokens, hidden)
     fn embed(&self, step: &Self::Step, table: &Self::Weight, out: &mut Self::Buf) -> Result<(), Error>;
     /// `out[r][n]` = sum over k of `x[r][k] * weight[n][k]`.
     fn matmul(
@@ -600,6 +603,13 @@ pub trait Backend: Memory {
     ) -> Result<(), Error> {
         let _ = (step, kind, up, column, gate);
         Err(Error::Unsupported { what: Need::LayerEmbeddings.to_string(), backend: self.name() })
+    }
+
+    /// `x` += the values of given rows from `column` on, where a row is given in place of a token; other tokens are left
+    /// alone. (tokens, hidden)
+    fn add_given(&self, step: &Self::Step, column: usize, x: &mut Self::Buf) -> Result<(), Error> {
+        let _ = (step, column, x);
+        Err(Error::Unsupported { what: Need::GivenRows.to_string(), backend: self.name() })
     }
 
     /// Multiplies the weights of each token's chosen experts by what `scales` has for these experts.

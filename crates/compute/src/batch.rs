@@ -16,7 +16,8 @@ pub enum Token {
 /// Rows that stand where the table's rows of tokens would, before anything is done to them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GivenRows {
-    /// Values of a row.
+    /// Values of a row: as many as a row of the table has, or a multiple of it; layers may add what stands behind
+    /// ([`add_given`](crate::Backend::add_given)).
     pub columns: usize,
     /// (rows, columns)
     pub values: Vec<f32>,

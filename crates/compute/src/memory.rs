@@ -161,9 +161,9 @@ pub enum Need {
     Experts,
     /// [`low_rank`](crate::Backend::low_rank).
     LowRank,
-    /// [`Batch::given`](crate::Batch).
+    /// [`Batch::given`](crate::Batch), and [`add_given`](crate::Backend::add_given).
     GivenRows,
-    /// [`Batch::sections`](crate::Batch).
+    /// [`Batch::sections`](crate::Batch), and [`Rope::sections`](crate::Rope).
     Sections,
     /// [`Batch::lasts`](crate::Batch).
     LastSeen,

@@ -135,7 +135,7 @@ mod tests {
     fn a_number_is_given_once_and_a_place_is_free_when_nobody_has_its_adapter() {
         let mut adapters = Adapters::new(2, AdapterRoom { adapters: 2, rank: 8 });
         assert_eq!((adapters.place(0), adapters.place(1)), (0, 1));
-        let mut load = |adapters: &mut Adapters| {
+        let load = |adapters: &mut Adapters| {
             let at = adapters.free().unwrap();
             adapters.loaded(at)
         };

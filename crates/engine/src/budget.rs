@@ -19,7 +19,7 @@ const STEP_BESIDE_COSTS: f64 = 8.0;
 /// Fewer are never scheduled: a slow device would otherwise spend its time on step overhead.
 const TOKENS_MIN: usize = 16;
 
-/// And so few of each owner where streams of another wait.
+/// And so few of an owner where streams of another wait; or one, where its own streams take as much already.
 const TOKENS_MIN_OF_STRANGERS: usize = 4;
 
 /// Steps tell how long a token takes when their lengths vary by half of their mean: a few streams more or less say
@@ -27,14 +27,24 @@ const TOKENS_MIN_OF_STRANGERS: usize = 4;
 const DISTINCT: f64 = 0.25;
 
 /// What a step is for, besides the tokens of prompts that it may have.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Beside {
     /// Streams that wait for one token.
     pub(crate) streams: usize,
-    /// Owners of prompts, where a stream of another owner waits; else 0.
-    pub(crate) strangers: usize,
+    /// How many of them are its own, for each owner of prompts, where a stream of another owner waits; else none.
+    pub(crate) strangers: Vec<usize>,
     /// Whether requests have come from more than one owner.
     pub(crate) several: bool,
+}
+
+/// How much less of a step's prompts an owner with so many streams gets than one without: they are not among the streams of
+/// others, and take a part already.
+pub(crate) fn taken(own: usize) -> usize {
+    2 * own
+}
+
+fn least_of_strangers(own: usize, streams: usize) -> usize {
+    if own > 0 && own >= streams.saturating_sub(own) { 1 } else { TOKENS_MIN_OF_STRANGERS }
 }
 
 /// Adapts the token budget to what steps have cost.
@@ -52,22 +62,29 @@ impl Budget {
     /// Tokens for the next step. There is room for all streams.
     ///
     /// Prompts beside streams of their own owner make a step longer, up to a length at which nothing stutters. Prompts
-    /// of somebody else have no claim to that: each of their owners gets as much of the step as the streams take.
-    pub(crate) fn tokens(&self, beside: Beside) -> usize {
-        let Beside { streams, strangers, several } = beside;
-        let least = match strangers {
+    /// of somebody else have no claim to that: each of their owners gets as much of the step as the streams of others
+    /// take, and its own streams are a part of that.
+    pub(crate) fn tokens(&self, beside: &Beside) -> usize {
+        let &Beside { streams, ref strangers, several } = beside;
+        let least = match strangers.len() {
             0 => TOKENS_MIN,
-            _ => TOKENS_MIN.min(TOKENS_MIN_OF_STRANGERS * strangers),
+            _ => TOKENS_MIN.min(strangers.iter().map(|own| least_of_strangers(*own, streams)).sum()),
         };
         let least = least.saturating_add(streams).min(self.tokens_max);
         let Some((step, token)) = self.pace.now() else { return self.tokens_max };
         let (longest, short) = (STEP.as_secs_f64(), STEP_BESIDE.as_secs_f64());
         let beside = short.max(STEP_BESIDE_COSTS * step).min(longest);
-        let seconds = match (streams, strangers) {
+        let seconds = match (streams, strangers.len()) {
             (0, _) if several => beside,
             (0, _) => longest,
             (_, 0) => beside,
-            _ => beside.min((step + token * streams as f64) * (1 + strangers) as f64),
+            _ => {
+                let part = |own: &usize| {
+                    let (taken, least) = (taken(*own) as f64, least_of_strangers(*own, streams) as f64);
+                    (step + token * (streams as f64 - taken)).max(token * least)
+                };
+                beside.min(step + token * streams as f64 + strangers.iter().map(part).sum::<f64>())
+            }
         };
         #[expect(
             clippy::cast_sign_loss,
@@ -91,12 +108,12 @@ mod tests {
     #[test]
     fn slow_steps_shrink_the_budget_and_fast_ones_restore_it() {
         let mut budget = Budget::new(512);
-        assert_eq!(budget.tokens(Beside::default()), 512);
+        assert_eq!(budget.tokens(&Beside::default()), 512);
         let mut steps = |tokens: usize, elapsed: Duration| {
             for _ in 0..300 {
                 budget.observe(tokens, elapsed);
             }
-            budget.tokens(Beside::default())
+            budget.tokens(&Beside::default())
         };
         assert!(steps(100, Duration::from_millis(400)).abs_diff(25) <= 1);
         assert_eq!(steps(100, Duration::from_secs(60)), TOKENS_MIN);
@@ -108,7 +125,7 @@ mod tests {
     fn prompts_are_cut_shorter_where_streams_wait() {
         let mut budget = Budget::new(2048);
         let check = |budget: &Budget, streams: usize, wanted: usize| {
-            let got = budget.tokens(Beside { streams, ..Beside::default() });
+            let got = budget.tokens(&Beside { streams, ..Beside::default() });
             assert!(got.abs_diff(wanted) <= 1, "{streams} streams: {got}, not {wanted}");
         };
         for tokens in [2048, 32, 32, 2048, 32] {
@@ -135,7 +152,7 @@ mod tests {
             budget.observe(tokens, Duration::from_micros(4000 + 25 * tokens as u64));
         }
         let check = |streams: usize, strangers: usize, wanted: usize| {
-            let got = budget.tokens(Beside { streams, strangers, several: true });
+            let got = budget.tokens(&Beside { streams, strangers: vec![0; strangers], several: true });
             assert!(
                 got.abs_diff(wanted) <= 1,
                 "{streams} streams, {strangers} strangers: {got}, not {wanted}"
@@ -154,7 +171,31 @@ mod tests {
             budget.observe(16, Duration::from_millis(160));
         }
         for (streams, strangers, wanted) in [(1, 1, 5), (1, 2, 9), (1, 9, 17), (8, 1, 12)] {
-            assert_eq!(budget.tokens(Beside { streams, strangers, several: true }), wanted);
+            let strangers = vec![0; strangers];
+            assert_eq!(budget.tokens(&Beside { streams, strangers, several: true }), wanted);
         }
+    }
+
+    /// The same, where one of those with prompts has streams already: what they take is part of what it may have.
+    #[test]
+    fn streams_of_ones_own_are_part_of_what_prompts_may_take() {
+        let mut budget = Budget::new(2048);
+        // 6 ms for a step and 2 for a token.
+        for tokens in [64, 8, 8, 64, 8] {
+            budget.observe(tokens, Duration::from_micros(6000 + 2000 * tokens as u64));
+        }
+        let check = |streams: usize, strangers: &[usize], wanted: usize| {
+            let beside = Beside { streams, strangers: strangers.to_vec(), several: true };
+            let got = budget.tokens(&beside);
+            assert!(got.abs_diff(wanted) <= 1, "{beside:?}: {got}, not {wanted}");
+        };
+        // A step of one stream takes 8 ms: four tokens of somebody else's prompt.
+        check(1, &[0], 1 + 4);
+        // Three streams of the same owner beside another's take more than that: its prompt moves on, and no more.
+        check(4, &[3], 4 + 1);
+        // One of each: 6 ms are left of what the other's stream takes.
+        check(2, &[1], 2 + 3);
+        // Another prompt beside it has its whole part.
+        check(4, &[3, 0], 4 + 1 + 7);
     }
 }

@@ -367,7 +367,7 @@ impl Engine {
     fn launch(&mut self) -> bool {
         let mut step = std::mem::take(&mut self.spare);
         let several = self.line.is_shared();
-        let budget = |streams, strangers| self.budget.tokens(Beside { streams, strangers, several });
+        let budget = |streams, strangers| self.budget.tokens(&Beside { streams, strangers, several });
         step.rows = self.scheduler.schedule(budget, step.rows);
         if step.rows.is_empty() {
             self.spare = step;

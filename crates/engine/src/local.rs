@@ -17,6 +17,7 @@ pub struct Local<B: Backend> {
     depth: usize,
     vocab: u32,
     given: Option<usize>,
+    sections: usize,
     steps: VecDeque<B::Step>,
 }
 
@@ -42,10 +43,26 @@ impl<B: Backend> Local<B> {
     /// Takes over everything the runner owns.
     pub fn new(parts: LocalParts<B>) -> Self {
         let LocalParts { backend, model, kv, groups, limits, depth, vocab } = parts;
-        Local { backend, model, kv, groups, limits, depth, vocab, given: None, steps: VecDeque::new() }
+        Local {
+            backend,
+            model,
+            kv,
+            groups,
+            limits,
+            depth,
+            vocab,
+            given: None,
+            sections: 1,
+            steps: VecDeque::new(),
+        }
     }
 
-    /// The same, taking rows of this many values in place of tokens: the model's own width.
+    /// The same, telling so many sections of a position apart.
+    pub fn with_sections(self, sections: usize) -> Self {
+        Local { sections, ..self }
+    }
+
+    /// The same, taking rows of this many values in place of tokens: the model's own width, or a multiple of it.
     pub fn with_given(self, columns: usize) -> Self {
         Local { given: Some(columns), ..self }
     }
@@ -128,6 +145,10 @@ impl<B: Backend> Runner for Local<B> {
 
     fn given(&self) -> Option<usize> {
         self.given
+    }
+
+    fn sections(&self) -> usize {
+        self.sections
     }
 
     fn copy_out(&mut self, group: usize, page: PageId) -> Result<PageCopy, Error> {

@@ -8,7 +8,7 @@
 //! and the tokens of a step are shared out among them first (`shares.rs`).
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     ops::Range,
 };
 
@@ -16,6 +16,7 @@ use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, Row, Token};
 use slotmap::{Key, SlotMap};
 
 use crate::{
+    budget::taken,
     event::Miss,
     handle::Ticket,
     pages::{PageCounts, Pages},
@@ -141,10 +142,11 @@ impl Scheduler {
     }
 
     /// Puts the next batch together: what each of its rows is, in `rows`; none when nothing can move. It has at most as
-    /// many tokens as `budget` says for the streams that want one, and for the owners of prompts beside streams of others.
+    /// many tokens as `budget` says for the streams that want one, and for the owners of prompts beside streams of others:
+    /// how many of the streams are theirs.
     pub(crate) fn schedule(
         &mut self,
-        budget: impl FnOnce(usize, usize) -> usize,
+        budget: impl FnOnce(usize, Vec<usize>) -> usize,
         mut rows: Vec<Scheduled>,
     ) -> Vec<Scheduled> {
         rows.clear();
@@ -172,13 +174,14 @@ impl Scheduler {
                 _ => more.push(id),
             }
         }
+        let streams_of = self.streams_of(&one);
         let mut step = StepDraft {
             batch,
             rows,
             tokens_left: if self.computed.whole {
                 self.limits.tokens_max
             } else {
-                budget(one.len(), self.strangers(&one, &more)).clamp(1, self.limits.tokens_max)
+                budget(one.len(), self.strangers(&streams_of, &more)).clamp(1, self.limits.tokens_max)
             },
             wanted_left: self.limits.wanted_max,
             computed: self.computed,
@@ -192,7 +195,7 @@ impl Scheduler {
             self.advance(id, drafts, &mut step);
         }
         let parts = self.parts();
-        self.advance_prompts(more, &parts, &mut step);
+        self.advance_prompts(more, &streams_of, &parts, &mut step);
         self.seat_waiting(parts, &mut step);
         self.batch = step.batch;
         step.rows
@@ -253,15 +256,27 @@ impl Scheduler {
         }
     }
 
-    /// How many owners have prompts, seated or in line, where a stream of another owner wants its next token; else 0.
-    fn strangers(&self, streams: &[SequenceId], prompts: &[SequenceId]) -> usize {
+    /// How many streams want their next token, by owner.
+    fn streams_of(&self, streams: &[SequenceId]) -> HashMap<Owner, usize> {
+        let mut counts = HashMap::new();
+        for id in streams {
+            *counts.entry(self.sequence(*id).request.owner.clone()).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Owners who have prompts, seated or in line, where a stream of another owner wants its next token: how many of the
+    /// streams are each one's. Else none.
+    fn strangers(&self, streams_of: &HashMap<Owner, usize>, prompts: &[SequenceId]) -> Vec<usize> {
         let owner = |id: &SequenceId| &self.sequence(*id).request.owner;
-        let Some(first) = streams.first().map(owner) else { return 0 };
         let prompts = prompts.iter().map(owner).chain(self.waiting.iter().map(|(_, id)| owner(id)));
         let owners: HashSet<&Owner> = prompts.collect();
         let beside_another =
-            owners.iter().any(|prompt| *prompt != first || streams.iter().any(|id| owner(id) != first));
-        if beside_another { owners.len() } else { 0 }
+            owners.iter().any(|prompt| streams_of.keys().any(|streaming| streaming != *prompt));
+        match beside_another {
+            true => owners.iter().map(|owner| streams_of.get(*owner).copied().unwrap_or(0)).collect(),
+            false => Vec::new(),
+        }
     }
 
     /// Who has seats and who waits for one.
@@ -279,9 +294,15 @@ impl Scheduler {
         parts
     }
 
-    /// Computes what is missing of prompts: an equal part of the step for each owner that has some. What one does not
-    /// use is there for the next, and something is left for an owner who is about to be seated.
-    fn advance_prompts(&mut self, more: Vec<SequenceId>, parts: &Parts, step: &mut StepDraft) {
+    /// Computes what is missing of prompts: an equal part of the step for each owner that has some, less what its streams
+    /// take. What one does not use is there for the next, and something is left for an owner who is about to be seated.
+    fn advance_prompts(
+        &mut self,
+        more: Vec<SequenceId>,
+        streams_of: &HashMap<Owner, usize>,
+        parts: &Parts,
+        step: &mut StepDraft,
+    ) {
         let mut prompts: Vec<(usize, Owner, Vec<SequenceId>)> = Vec::new();
         for id in more {
             let sequence = self.sequence(id);
@@ -302,8 +323,15 @@ impl Scheduler {
         let shared = !step.computed.whole && prompts.len() + usize::from(expected) > 1;
         let mut left = step.tokens_left;
         let mut sharers = prompts.len() + usize::from(expected);
-        for (_, _, ids) in prompts {
-            let part = if shared { left.div_ceil(sharers) } else { left };
+        let taken = |owner: &Owner| taken(streams_of.get(owner).copied().unwrap_or(0));
+        let mut all_taken = owners.iter().map(taken).sum::<usize>();
+        for (_, owner, ids) in prompts {
+            let own = taken(&owner);
+            let part = match shared {
+                true => (left + all_taken).div_ceil(sharers).saturating_sub(own).max(1).min(left),
+                false => left,
+            };
+            all_taken -= own;
             step.tokens_left = part;
             for id in ids {
                 self.advance(id, 0, step);

@@ -35,6 +35,9 @@ const STACK: usize = 256 << 20;
 /// How often somebody who waits looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Whose a form is, where several share what is kept.
+pub type Owner = Option<Arc<str>>;
+
 /// Compiles a form elsewhere, within bounds of time and memory, as long as it is wanted: whether it can be.
 pub type Trial = Arc<dyn Fn(&Form, &dyn Fn() -> bool) -> Result<(), FormError> + Send + Sync>;
 
@@ -54,13 +57,19 @@ pub struct Grammars {
 struct Shelf {
     /// Refusals too: asking again must not cost again.
     kept: HashMap<Arc<str>, Result<Grammar, FormError>>,
-    /// Their keys, most recently used last.
-    order: VecDeque<Arc<str>>,
+    /// Their keys and who had them compiled, most recently used last.
+    order: VecDeque<Kept>,
     bytes: usize,
-    /// Whoever wants one of these waits for whoever compiles it.
-    compiling: Vec<Arc<str>>,
+    /// Whoever wants one of these waits for whoever compiles it, if they have one owner.
+    compiling: Vec<Kept>,
     /// How often the compiler ran.
     compiled: u64,
+}
+
+#[derive(Clone, PartialEq)]
+struct Kept {
+    owner: Owner,
+    key: Arc<str>,
 }
 
 impl Grammars {
@@ -87,18 +96,24 @@ impl Grammars {
 
     /// The compiled form, from the kept ones if it is there. The same form is compiled once, however many ask at once.
     pub fn compile(&self, form: &Form) -> Result<Grammar, FormError> {
-        self.compile_while(form, &|| true)
+        self.compile_for(form, &None, &|| true)
     }
 
-    /// The same, as long as somebody wants it.
-    pub fn compile_while(&self, form: &Form, wanted: &dyn Fn() -> bool) -> Result<Grammar, FormError> {
-        let key = form.key()?;
+    /// The same for one of several owners, as long as it is wanted. None of them waits for what is compiled for another,
+    /// and none pushes out what is another's while it has more on the shelf itself.
+    pub fn compile_for(
+        &self,
+        form: &Form,
+        owner: &Owner,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Grammar, FormError> {
+        let own = Kept { owner: owner.clone(), key: form.key()? };
         let mut shelf = self.shelf();
         loop {
-            if let Some(known) = shelf.recall(&key) {
+            if let Some(known) = shelf.recall(&own.key) {
                 return known;
             }
-            if !shelf.compiling.contains(&key) {
+            if !shelf.compiling.contains(&own) {
                 break;
             }
             if !wanted() {
@@ -107,15 +122,15 @@ impl Grammars {
             let waited = self.finished.wait_timeout(shelf, LOOK);
             shelf = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        shelf.compiling.push(Arc::clone(&key));
+        shelf.compiling.push(own.clone());
         drop(shelf);
         // Outside the lock: a large schema takes its time and must not hold up others.
         let compiled = self.tried(form, wanted).and_then(|()| self.compile_new(form));
         let mut shelf = self.shelf();
-        shelf.compiling.retain(|other| *other != key);
+        shelf.compiling.retain(|other| *other != own);
         shelf.compiled += 1;
         if compiled.as_ref().err() != Some(&FormError::Unwanted) {
-            shelf.keep(key, compiled.clone());
+            shelf.keep(own, compiled.clone());
         }
         drop(shelf);
         self.finished.notify_all();
@@ -182,22 +197,44 @@ impl Grammars {
 }
 
 impl Shelf {
+    /// What was compiled, for whomever: it stays among those of the owner who had it compiled.
     fn recall(&mut self, key: &Arc<str>) -> Option<Result<Grammar, FormError>> {
         let known = self.kept.get(key)?.clone();
-        self.order.retain(|other| other != key);
-        self.order.push_back(Arc::clone(key));
+        let place = self.order.iter().position(|kept| kept.key == *key)?;
+        let kept = self.order.remove(place)?;
+        self.order.push_back(kept);
         Some(known)
     }
 
-    fn keep(&mut self, key: Arc<str>, compiled: Result<Grammar, FormError>) {
-        self.bytes += key.len();
-        self.order.push_back(Arc::clone(&key));
-        self.kept.insert(key, compiled);
-        while self.order.len() > KEPT || self.bytes > KEPT_BYTES {
-            let Some(oldest) = self.order.pop_front() else { return };
-            self.bytes -= oldest.len();
-            self.kept.remove(&oldest);
+    fn keep(&mut self, new: Kept, compiled: Result<Grammar, FormError>) {
+        if self.kept.contains_key(&new.key) {
+            // Another owner had it compiled meanwhile.
+            return;
         }
+        self.bytes += new.key.len();
+        self.kept.insert(Arc::clone(&new.key), compiled);
+        self.order.push_back(new);
+        while self.order.len() > KEPT || self.bytes > KEPT_BYTES {
+            // Of whoever has the most of what there is too much of.
+            let place = if self.order.len() > KEPT {
+                self.oldest_of_the_largest(|_| 1)
+            } else {
+                self.oldest_of_the_largest(|kept| kept.key.len())
+            };
+            let Some(oldest) = place.and_then(|place| self.order.remove(place)) else { return };
+            self.bytes -= oldest.key.len();
+            self.kept.remove(&oldest.key);
+        }
+    }
+
+    /// The place of the form that was not used for the longest time, among those of the owner with the largest sum.
+    fn oldest_of_the_largest(&self, size: impl Fn(&Kept) -> usize) -> Option<usize> {
+        let mut sums: HashMap<&Owner, usize> = HashMap::new();
+        for kept in &self.order {
+            *sums.entry(&kept.owner).or_default() += size(kept);
+        }
+        let most = sums.values().max()?;
+        self.order.iter().position(|kept| sums.get(&kept.owner) == Some(most))
     }
 }
 

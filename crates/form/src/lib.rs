@@ -16,7 +16,7 @@ mod pattern;
 mod schema;
 mod vocabulary;
 
-pub use compiler::{Grammars, Trial};
+pub use compiler::{Grammars, Owner, Trial};
 pub use form::{Form, FormError};
 pub use judge::Schema;
 pub use vocabulary::{Encode, Vocabulary};

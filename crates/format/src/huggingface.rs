@@ -16,6 +16,7 @@ pub struct HuggingFace {
     config: Value,
     generation_config: Option<Value>,
     tokenizer_config: Option<Value>,
+    preprocessor_config: Option<Value>,
     tokenizer_json: Option<PathBuf>,
     chat_template: Option<String>,
     pooling: Option<Value>,
@@ -110,6 +111,8 @@ impl HuggingFace {
             json::read_if_there(&directory.join("generation_config.json"), CONFIG_BYTES_MAX)?;
         let tokenizer_config: Option<Value> =
             json::read_if_there(&directory.join("tokenizer_config.json"), TOKENIZER_CONFIG_BYTES_MAX)?;
+        let preprocessor_config =
+            json::read_if_there(&directory.join("preprocessor_config.json"), CONFIG_BYTES_MAX)?;
         let tokenizer_json = Some(directory.join("tokenizer.json")).filter(|path| path.is_file());
         let chat_template = match template_file(&directory.join("chat_template.jinja"))? {
             Some(template) => Some(template),
@@ -133,6 +136,7 @@ impl HuggingFace {
             config,
             generation_config,
             tokenizer_config,
+            preprocessor_config,
             tokenizer_json,
             chat_template,
             pooling,
@@ -159,6 +163,11 @@ impl HuggingFace {
     /// `tokenizer_config.json`, where it exists.
     pub fn tokenizer_config(&self) -> Option<&Value> {
         self.tokenizer_config.as_ref()
+    }
+
+    /// `preprocessor_config.json`, where it exists: what is made of pictures before they are read.
+    pub fn preprocessor_config(&self) -> Option<&Value> {
+        self.preprocessor_config.as_ref()
     }
 
     /// How sentence-transformers makes one vector of a text: the configuration of the pooling module, where there is

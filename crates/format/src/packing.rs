@@ -43,7 +43,7 @@ pub enum Packing<'a> {
 
 impl<'a> Packing<'a> {
     /// The same of the rows from this one on; `None` where rows do not lie one after the other.
-    pub(crate) fn from_row(&self, row: usize) -> Option<Packing<'a>> {
+    pub(crate) fn rows_from(&self, row: usize) -> Option<Packing<'a>> {
         let mut packing = self.clone();
         let first = match &mut packing {
             Packing::Float8 { first_row, .. } => first_row,
@@ -649,7 +649,7 @@ impl<F: Fn(&str) -> bool> Making<'_, F> {
 }
 
 /// What bitsandbytes multiplies a row's largest value and a byte by: 1 / 127 as it writes it.
-const BNB_BYTE: f32 = 7.874_015_7e-3;
+const BNB_BYTE: f32 = 7.874_016e-3;
 
 fn wrong(tensor: &View<'_>, wanted: String) -> Error {
     Error::PackingShape {

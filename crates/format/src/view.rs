@@ -89,7 +89,7 @@ impl<'a> View<'a> {
                 block: self.dtype.block_values(),
             });
         };
-        let packing = match self.packing.as_deref().map(|packing| packing.from_row(range.start)) {
+        let packing = match self.packing.as_deref().map(|packing| packing.rows_from(range.start)) {
             None => None,
             Some(Some(packing)) => Some(Box::new(packing)),
             // Their rows do not lie one after the other.

@@ -179,6 +179,45 @@ pub enum Error {
         /// Index of the last token computed.
         position: usize,
     },
+    /// A picture that cannot be read, or a processor that does something else.
+    #[error(transparent)]
+    Picture(#[from] fornax_image::Error),
+    /// A picture was not seen, through no fault of its own.
+    #[error("{reason}")]
+    Unseen {
+        /// Why.
+        reason: String,
+    },
+    /// A picture's file that cannot be opened.
+    #[error("image {}: {error}", path.display())]
+    Image {
+        /// Where it should be.
+        path: std::path::PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// A file beside a model that has its own tower.
+    #[error("{} goes with a model in GGUF; this one has what reads images in its own folder", path.display())]
+    Projector {
+        /// The file.
+        path: std::path::PathBuf,
+    },
+    /// A tokenizer without the token that stands for a picture.
+    #[error(
+        "the tokenizer has no token {name:?}, which stands for an image; --no-images loads the model without them"
+    )]
+    NoPlaceholder {
+        /// The token's text.
+        name: &'static str,
+    },
+    /// A thread that the system does not give.
+    #[error("no thread for {what}: {error}")]
+    Thread {
+        /// What it is for.
+        what: &'static str,
+        /// What the system says.
+        error: std::io::Error,
+    },
     /// The caller stopped it.
     #[error("stopped before it was done")]
     Cancelled,
@@ -215,6 +254,12 @@ impl Error {
             Error::OutputTruncated { .. } => Code::OutputTruncated,
             Error::NumericFault { .. } => Code::NumericFault,
             Error::Cancelled => Code::Cancelled,
+            Error::Picture(fornax_image::Error::Processor { .. }) | Error::NoPlaceholder { .. } => {
+                Code::ModelUnsupported
+            }
+            Error::Picture(_) | Error::Image { .. } | Error::Projector { .. } => Code::InvalidInput,
+            Error::Unseen { .. } => Code::Internal,
+            Error::Thread { .. } => Code::OutOfMemory,
         }
     }
 }
@@ -227,6 +272,8 @@ impl From<fornax_chat::Error> for Error {
             Fault::NoTemplate(reason) => Error::ChatTemplate { reason },
             Fault::ToolsUnsupported(reason) => Error::ToolsUnsupported { reason },
             Fault::Form(error) | Fault::Said { error, .. } => Error::Form(error),
+            Fault::Unseen(fornax_chat::Unseen::GivenUp) => Error::Cancelled,
+            Fault::Unseen(unseen) => Error::Unseen { reason: unseen.to_string() },
             Fault::Text(error) => Error::Text(error),
         }
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fornax_chat::Ask;
+use fornax_chat::{Ask, READS_NO_IMAGES, Sight};
 use fornax_compute::{KvDType, Sampling, Usage};
 use fornax_engine::{
     Clock, Engine, EngineOptions, Grammar, Handle, Plan, QueueLimits, Refusal, Runner, Speculation, Stats,
@@ -20,6 +20,7 @@ use fornax_text::{StopStrings, Tokenizer};
 use crate::answer::{Answer, Part, failed};
 use crate::open::Blueprint;
 use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
+use crate::sight::Eyes;
 use crate::text::Text;
 use crate::vocabulary::vocabulary;
 use crate::{Completion, Device, Error, Finish, Loading, OpenOptions, Prompt, Request};
@@ -95,6 +96,15 @@ impl Fornax {
     /// Builds the runner on the engine's thread, since device memory never leaves the thread that it belongs to.
     pub(crate) fn load(blueprint: Blueprint, progress: &mut dyn FnMut(Loading)) -> Result<Fornax, Error> {
         let (text, config, plan) = (blueprint.text.clone(), blueprint.config.clone(), blueprint.plan.clone());
+        let sight = match (&blueprint.reading, text.tokenizer()) {
+            (Ok(reading), Some(tokenizer)) => {
+                let eyes: Arc<dyn Sight> = Arc::new(Eyes::open(&blueprint.checkpoint, reading, tokenizer)?);
+                Ok(eyes)
+            }
+            (Ok(_), None) => Err(READS_NO_IMAGES),
+            (Err(reason), _) => Err(*reason),
+        };
+        let text = text.with_sight(sight);
         let (threads, vocab) = (blueprint.place.threads(), text.vocab());
         let mut options = EngineOptions::new(plan.context, clock());
         if !blueprint.drafts {
@@ -370,36 +380,37 @@ impl Fornax {
 
     /// Refuses what [`submit`](Fornax::submit) would refuse of the request itself, without computing anything.
     pub fn check(&self, request: &Request) -> Result<(), Error> {
-        Ok(self.prepare(request)?.request.check(&self.handle().capacity())?)
+        Ok(self.prepare(request, false)?.request.check(&self.handle().capacity())?)
     }
 
     /// Hands a request to the engine, or says at once why not: one answer for each choice, in the order of their
     /// numbers.
     pub fn submit(&self, request: &Request) -> Result<Vec<Answer>, Error> {
         let started = Instant::now();
-        let ask = self.prepare(request)?;
+        let ask = self.prepare(request, true)?;
         let wants_logprobs = ask.request.sampling.top_logprobs.is_some();
         let answers = fornax_chat::Answer::submit(self.handle(), self.shared.text.tokenizer(), ask)?;
         let answer = |inner| Answer::new(self.clone(), inner, wants_logprobs, started);
         Ok(answers.into_iter().map(answer).collect())
     }
 
-    /// The request in tokens, as the engine takes it, and how its answers are read.
-    fn prepare(&self, request: &Request) -> Result<Ask, Error> {
+    /// The request in tokens, as the engine takes it, and how its answers are read. Its pictures are looked at where that
+    /// is asked for.
+    fn prepare(&self, request: &Request, looks: bool) -> Result<Ask, Error> {
         if self.handle().capacity().encodes {
             return Err(Error::Embeds);
         }
         check_stops(request)?;
         let text = &self.shared.text;
-        let (prompt, form, reading) = match request.question() {
-            None => (text.request_tokens(request)?, request.form.clone(), None),
+        let (prompt, shown, form, reading) = match request.question() {
+            None => (text.request_tokens(request)?, Vec::new(), request.form.clone(), None),
             Some(question) => {
                 let grammars = if request.tools.is_some() { Some(self.grammars()?) } else { None };
                 let compile = |form: &_| grammars.expect("only tools are held to forms").compile(form);
                 let prepared = question.prepare(text.model()?, &compile)?;
                 text.check_tokens(&prepared.prompt)?;
                 let reading = request.has_parts().then_some(prepared.reading);
-                (prepared.prompt, prepared.form.map(|(_, form)| form), reading)
+                (prepared.prompt, prepared.shown, prepared.form.map(|(_, form)| form), reading)
             }
         };
         if form.is_some() && !request.stop.is_empty() {
@@ -414,7 +425,15 @@ impl Fornax {
         if let Some(tokenizer) = text.tokenizer().filter(|_| !request.ignore_eos) {
             sampling.end_tokens.extend_from_slice(tokenizer.end_tokens());
         }
+        // Last: everything else is known to be right, and the prompt to fit.
+        let pieces = match &text.sight() {
+            Ok(sight) if looks => {
+                shown.iter().map(|shown| shown.look(&**sight, &|| true)).collect::<Result<_, _>>()?
+            }
+            _ => Vec::new(),
+        };
         let engine = fornax_engine::Request {
+            pieces,
             seed: request.seed.unwrap_or_else(random_seed),
             grammar: form.as_ref().map(|form| self.grammar(form)).transpose()?,
             choices: request.choices,

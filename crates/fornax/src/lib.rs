@@ -42,6 +42,7 @@ mod private;
 pub mod quantize;
 pub mod random_model;
 mod request;
+mod sight;
 mod text;
 pub mod units;
 mod vocabulary;
@@ -51,7 +52,9 @@ pub use device::{Cases, Device, DeviceRates, Loading, Suite, serve_private};
 pub use error::Error;
 pub use evaluator::Evaluator;
 pub use fornax::{Event, Fornax, Memory};
-pub use fornax_chat::{Call, Choice, Content, Definition, Effort, Message, Outcome, Role, Thinking, Tools};
+pub use fornax_chat::{
+    Call, Choice, Content, Definition, Effort, Image, Message, Outcome, Role, Thinking, Tools,
+};
 pub use fornax_code::Code;
 pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Pooling, Sampling};
@@ -61,4 +64,5 @@ pub use hub::catalog;
 pub use open::{OpenOptions, Planned, QUANTS, Unloaded};
 pub use private::{Private, RingOptions};
 pub use request::{Completion, Finish, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings};
+pub use sight::image;
 pub use text::Text;

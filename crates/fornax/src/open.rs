@@ -2,16 +2,19 @@
 
 use std::panic::resume_unwind;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 
+use fornax_chat::READS_NO_IMAGES;
 use fornax_compute::cpu::Activations;
-use fornax_compute::{KvDType, Pooling, Purpose};
+use fornax_compute::{KvDType, Need, Pooling, Purpose};
 use fornax_engine::{Change, Plan, Remedy};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
 use fornax_model::{Adapter, AdapterRoom, Config, Limits};
 
 use crate::device::{Held, Place, Setup, Wish};
 use crate::private::Private;
+use crate::sight::{IMAGE_TOKENS, Reading};
 use crate::text::Text;
 use crate::{Device, Error, Fornax, Loading};
 
@@ -33,6 +36,9 @@ pub struct OpenOptions {
     queue: Option<usize>,
     quantize: Option<DType>,
     pooling: Option<Pooling>,
+    images: bool,
+    image_tokens: usize,
+    projector: Option<PathBuf>,
     /// Names and folders.
     adapters: Vec<(String, PathBuf)>,
     adapter_room: AdapterRoom,
@@ -74,6 +80,9 @@ impl OpenOptions {
             queue: None,
             quantize: None,
             pooling: None,
+            images: true,
+            image_tokens: IMAGE_TOKENS,
+            projector: None,
             adapters: Vec::new(),
             adapter_room: AdapterRoom::default(),
         }
@@ -208,6 +217,26 @@ impl OpenOptions {
         self
     }
 
+    /// Whether images are read where the model's files have what it takes. Otherwise that takes no memory, and images are
+    /// refused.
+    pub fn images(mut self, images: bool) -> OpenOptions {
+        self.images = images;
+        self
+    }
+
+    /// The most tokens that an image becomes: larger ones are shrunk, by the rule of the model's own processor. What a
+    /// tower works in grows with it.
+    pub fn image_tokens(mut self, tokens: usize) -> OpenOptions {
+        self.image_tokens = tokens.max(1);
+        self
+    }
+
+    /// The file that reads images for a model in GGUF, where it does not lie in the model's own folder.
+    pub fn projector(mut self, path: impl Into<PathBuf>) -> OpenOptions {
+        self.projector = Some(path.into());
+        self
+    }
+
     /// Loads a low-rank adapter beside the model, from a folder as PEFT writes it. Requests of the engine's own kind
     /// ([`Fornax::handle`]) take it by its place among all that were named; each may take another one, in one batch.
     pub fn adapter(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> OpenOptions {
@@ -245,7 +274,7 @@ impl OpenOptions {
 
     fn read_for(self, place: Box<dyn Place>) -> Result<Unloaded, Error> {
         let (checkpoint, adapters) = (self.checkpoint()?, self.read_adapters()?);
-        Ok(Unloaded { options: self, checkpoint, adapters, place, held: None })
+        Ok(Unloaded { options: self, checkpoint: Arc::new(checkpoint), adapters, place, held: None })
     }
 
     /// What follows from the options and the files' headers.
@@ -264,6 +293,11 @@ impl OpenOptions {
     /// The files, as the options say to read them.
     fn checkpoint(&self) -> Result<Checkpoint, Error> {
         let mut checkpoint = Checkpoint::open(&self.setup.model)?;
+        match (&mut checkpoint, &self.projector) {
+            (Checkpoint::Gguf(gguf), Some(path)) => gguf.add(path)?,
+            (Checkpoint::HuggingFace(_), Some(path)) => return Err(Error::Projector { path: path.clone() }),
+            (_, None) => {}
+        }
         if let Some(dtype) = self.quantize {
             checkpoint.quantize(dtype)?;
         }
@@ -274,7 +308,7 @@ impl OpenOptions {
 /// A model whose files are open and whose headers are read; nothing of it is loaded.
 pub struct Unloaded {
     options: OpenOptions,
-    checkpoint: Checkpoint,
+    checkpoint: Arc<Checkpoint>,
     adapters: Vec<Adapter>,
     place: Box<dyn Place>,
     held: Option<Held>,
@@ -304,10 +338,42 @@ impl Unloaded {
             logit_rows: options.logit_rows,
             vocabulary: vocabulary_tokens(&self.checkpoint),
             limit_bytes: memory_limit.unwrap_or(u64::MAX),
+            tower_bytes: match self.reading() {
+                Ok(reading) => reading?.bytes(&self.checkpoint)?,
+                Err(_) => 0,
+            },
             returning,
             adapter_room: options.adapter_room,
         };
         self.place.plan((&self.checkpoint, &self.adapters), &wish)
+    }
+
+    /// What reads images for the model, or why nothing does. The inner error is of files that contradict themselves.
+    fn reading(&self) -> Result<Result<Reading, Error>, &'static str> {
+        let options = &self.options;
+        if options.setup.private.is_some() {
+            return Err("private inference reads no images: what they show would not be hidden");
+        }
+        if !options.images {
+            return Err("images are turned off for this model (--no-images)");
+        }
+        // What cannot be computed at all is said elsewhere.
+        let Ok(config) = Config::read(&self.checkpoint) else { return Err(READS_NO_IMAGES) };
+        let threads = self.place.threads().max(1);
+        match Reading::of(&self.checkpoint, &config, options.image_tokens, threads) {
+            Ok(None) => Err(READS_NO_IMAGES),
+            Ok(Some(_))
+                if [Need::GivenRows, Need::Sections]
+                    .iter()
+                    .any(|need| self.place.supports(*need).is_err()) =>
+            {
+                Err(
+                    "this model reads images on the CPU alone: its device takes no given rows in place of tokens",
+                )
+            }
+            Ok(Some(reading)) => Ok(Ok(reading)),
+            Err(error) => Ok(Err(error)),
+        }
     }
 
     /// Loads the model as it was planned; `progress` is told how far it is.
@@ -332,6 +398,13 @@ impl Unloaded {
             (planned, text.join().unwrap_or_else(|panic| resume_unwind(panic)))
         });
         let planned = planned?;
+        let reading = match self.reading() {
+            Ok(reading) => Ok(reading?),
+            Err(reason) => Err(reason),
+        };
+        if let Ok(reading) = &reading {
+            config.see(&reading.tower);
+        }
         config.limit_context(u32::try_from(planned.plan.context).unwrap_or(u32::MAX));
         let step = planned.plan.step;
         if planned.plan.unsupported.is_some() {
@@ -346,6 +419,7 @@ impl Unloaded {
             checkpoint,
             adapters,
             config,
+            reading,
             text: text?,
             plan: planned.plan,
             queue: options.queue,
@@ -361,9 +435,11 @@ impl Unloaded {
 
 /// A model that is about to be loaded.
 pub(crate) struct Blueprint {
-    pub(crate) checkpoint: Checkpoint,
+    pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) adapters: Vec<Adapter>,
     pub(crate) config: Config,
+    /// What reads images, or why nothing does.
+    pub(crate) reading: Result<Reading, &'static str>,
     pub(crate) text: Text,
     pub(crate) plan: Plan,
     /// Requests that may wait.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fornax_chat::Model;
+use fornax_chat::{Model, READS_NO_IMAGES, Sight};
 use fornax_format::Checkpoint;
 use fornax_text::{ChatTemplate, Special, Tokenizer};
 
@@ -17,6 +17,8 @@ pub struct Text {
     /// Rows of the model's embedding.
     rows: usize,
     asks_anew: bool,
+    /// What looks at pictures, or why nothing does.
+    sight: Result<Arc<dyn Sight>, &'static str>,
 }
 
 impl Text {
@@ -35,7 +37,18 @@ impl Text {
                 None => ChatTemplate::open(checkpoint),
             }),
             rows,
+            sight: Err(READS_NO_IMAGES),
         })
+    }
+
+    /// The same with what looks at pictures, or why nothing does.
+    pub(crate) fn with_sight(self, sight: Result<Arc<dyn Sight>, &'static str>) -> Text {
+        Text { sight, ..self }
+    }
+
+    /// What looks at pictures for the model, or why it reads none.
+    pub fn sight(&self) -> Result<Arc<dyn Sight>, &'static str> {
+        self.sight.clone()
     }
 
     /// The model's tokenizer, if it has one.
@@ -94,7 +107,8 @@ impl Text {
     /// As conversations know it.
     pub(crate) fn model(&self) -> Result<Model<'_>, Error> {
         let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
-        Ok(Model { tokenizer, template: self.template(), asks_anew: self.asks_anew })
+        let sight = self.sight.as_deref().map_err(|reason| *reason);
+        Ok(Model { tokenizer, template: self.template(), asks_anew: self.asks_anew, sight })
     }
 
     /// Refuses an empty prompt and ids that the model does not have.

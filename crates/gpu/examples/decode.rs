@@ -435,6 +435,7 @@ fn run(
             frequencies: cuda.upload_values(&frequencies)?,
             pairs: frequencies.len(),
             magnitude: 1.0,
+            sections: Vec::new(),
         },
         residual: cuda.alloc(Purpose::Residual, longest, shape.hidden)?,
         branch: tokens(shape.hidden)?,

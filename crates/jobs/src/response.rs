@@ -182,6 +182,14 @@ impl Store {
         Ok(Some(StoredResponse { body: json_of(&row)?, state }))
     }
 
+    /// Bytes of an owner's response and of all its items; nothing if there is no such response.
+    pub async fn response_bytes(&self, owner: &str, id: &str) -> Result<Option<usize>, Error> {
+        let statement = "SELECT bytes FROM responses WHERE owner = $1 AND id = $2";
+        let row = sqlx::query(statement).bind(owner).bind(id).fetch_optional(&self.inner.reader).await?;
+        let bytes = row.map(|row| row.try_get::<i64, _>("bytes")).transpose()?;
+        Ok(bytes.map(|bytes| usize::try_from(bytes).unwrap_or(0)))
+    }
+
     /// What an owner's response was asked with; nothing if there is no such response.
     pub async fn response_input(
         &self,

@@ -403,6 +403,15 @@ impl Store {
         Ok(row.as_ref().map(Job::read).transpose()?)
     }
 
+    /// Bytes of what a job answered, which `get` reads.
+    pub async fn output_bytes(&self, id: &str) -> Result<usize, Error> {
+        let statement =
+            "SELECT CAST(COALESCE(OCTET_LENGTH(output), 0) AS BIGINT) AS bytes FROM jobs WHERE id = $1";
+        let row = sqlx::query(statement).bind(id).fetch_optional(&self.inner.reader).await?;
+        let bytes = row.map(|row| row.try_get::<i64, _>("bytes")).transpose()?;
+        Ok(usize::try_from(bytes.unwrap_or(0)).unwrap_or(0))
+    }
+
     /// The newest jobs of a model: those of one owner and in one state, if these are given. Without inputs and results,
     /// which may be large.
     pub async fn list(

@@ -14,7 +14,7 @@ use crate::loader::{stored_name, tensor};
 use crate::names::{Tensor, When};
 use crate::recurrent::{StateWidths, checkpoint_every};
 use crate::source::{Json, Key, Source, bad, within};
-use crate::{Error, Facts, Rope, Stage};
+use crate::{Error, Facts, Rope, Stage, TowerConfig};
 
 /// Everything about a model that its code does not already say.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +39,12 @@ pub struct Config {
     pub rope: Rope,
     /// Rotary positions of layers with [`Rotary::Window`](crate::Rotary::Window).
     pub window_rope: Option<Rope>,
+    /// By rotating pair, which section of a position turns it; empty where positions have one. Tokens are at the same place in
+    /// all of them, so it matters only where something else is given.
+    pub sections: Vec<u8>,
+    /// Where rows are given in place of tokens, how many layers add what lies behind a row's own values; `None` where only
+    /// tokens are read.
+    pub levels: Option<usize>,
     /// Whether logits are taken with the embedding.
     pub tied: bool,
     /// Whether the feed-forward of a layer reads what its attention reads, and both are added together.
@@ -166,6 +172,7 @@ impl Config {
                 }
             });
         }
+        let sections = sections(&source, facts, rope.dims / 2)?;
         let scales = Scales::read(&source, facts)?;
         let multipliers = multipliers(&source, facts, hidden)?;
         let caps = facts.soft_caps;
@@ -178,6 +185,8 @@ impl Config {
             norm_eps: norm_eps(&source, facts)?,
             rope,
             window_rope,
+            sections,
+            levels: None,
             tied: tied(&source, checkpoint, facts)?,
             parallel: parallel(&source, facts)?,
             qk_norm: qk_norm(&source, checkpoint, facts)?,
@@ -208,6 +217,22 @@ impl Config {
             dense: dense(&source, checkpoint, facts, hidden)?,
             adapter_room: AdapterRoom::default(),
         })
+    }
+
+    /// Says that rows are given in place of tokens, as this tower makes them.
+    pub fn see(&mut self, tower: &TowerConfig) {
+        self.levels = Some(tower.levels.len());
+    }
+
+    /// Values of a row that may be given in place of a token; `None` where only tokens are read.
+    pub fn given(&self) -> Option<usize> {
+        self.levels.map(|levels| self.hidden * (1 + levels))
+    }
+
+    /// Sections of a position that are told apart: one where only tokens are read.
+    pub fn position_sections(&self) -> usize {
+        let sections = self.sections.iter().max().map_or(1, |last| usize::from(*last) + 1);
+        if self.levels.is_some() { sections } else { 1 }
     }
 
     /// Says that no sequence will be longer: some models rotate otherwise in long contexts.
@@ -267,6 +292,8 @@ impl Config {
             (Need::SoftCap, self.attention_cap.is_some()),
             (Need::Sinks, self.facts.has(Tensor::Sinks)),
             (Need::Experts, self.mixture().is_some()),
+            (Need::GivenRows, self.levels.is_some()),
+            (Need::Sections, self.position_sections() > 1),
             (Need::BothDirections, self.pooling.is_some()),
             (
                 Need::Reach,
@@ -783,6 +810,53 @@ fn function(source: &Source<'_>, facts: &Facts) -> Result<Pointwise, Error> {
         _ if glu(source, facts)? == Glu::GeluTanh => Pointwise::GeluTanh,
         _ => Pointwise::Gelu,
     })
+}
+
+/// By pair its section: they take turns, the first ones as long as they have pairs left, and what is left over is the first's.
+fn sections(source: &Source<'_>, facts: &Facts, pairs: usize) -> Result<Vec<u8>, Error> {
+    const SECTIONS: Key = Key { gguf: "rope.dimension_sections", hugging_face: "mrope_section" };
+    let Some(default) = facts.sections else { return Ok(Vec::new()) };
+    let (name, said) = match source {
+        Source::Gguf { metadata, .. } => {
+            let name = source.spelling(SECTIONS);
+            let said = metadata.opt_u32s(&name)?.map(|said| said.iter().map(|&n| u64::from(n)).collect());
+            (name, said)
+        }
+        Source::HuggingFace { json, .. } => {
+            let inside = match json.opt_object("rope_parameters")? {
+                None => json.opt_object("rope_scaling")?,
+                inside => inside,
+            };
+            let said = inside.map(|inside| inside.opt_u64s(SECTIONS.hugging_face)).transpose()?.flatten();
+            if let Some(false) =
+                inside.map(|inside| inside.opt_bool("mrope_interleaved")).transpose()?.flatten()
+            {
+                return Err(bad("mrope_interleaved", false, "true"));
+            }
+            (SECTIONS.hugging_face.to_owned(), said)
+        }
+    };
+    // The default is that of the published models; another size of head is said with its own, where images are read.
+    let fits = |counts: &[u64; 3]| counts.iter().sum::<u64>() == pairs as u64;
+    let counts: Vec<u64> = match said {
+        Some(said) => said,
+        None if fits(&default) => default.to_vec(),
+        None => return Ok(Vec::new()),
+    };
+    let sum = counts.iter().fold(0u64, |sum, count| sum.saturating_add(*count));
+    let others = counts.iter().skip(3).any(|count| *count > 0);
+    let (&[_, height, width], false) = (&counts[..counts.len().min(3)], others) else {
+        return Err(bad(&name, format!("{counts:?}"), "pairs of time, height and width"));
+    };
+    if sum != pairs as u64 {
+        return Err(bad(&name, format!("{counts:?}"), &format!("{pairs} pairs together")));
+    }
+    let section = |pair: u64| match pair % 3 {
+        1 if pair < 3 * height => 1,
+        2 if pair < 3 * width => 2,
+        _ => 0,
+    };
+    Ok((0..pairs as u64).map(section).collect())
 }
 
 fn token_types(source: &Source<'_>, facts: &Facts) -> Result<usize, Error> {

@@ -15,7 +15,7 @@ use crate::mlp::Mlp;
 use crate::names::Tensor;
 use crate::recurrent::StateRoom;
 use crate::scan::Scan;
-use crate::{Adapter, AdapterRoom, Limits, Mixer, Model, Rotary, no_room};
+use crate::{Adapter, AdapterRoom, Limits, Mixer, Model, Rotary, Stage, no_room};
 
 /// Weights and activations.
 pub(crate) struct Decoder<M: Memory> {
@@ -23,6 +23,10 @@ pub(crate) struct Decoder<M: Memory> {
     entry: Option<Entry<M>>,
     layers: Vec<Layer<M>>,
     exit: Option<Exit<M>>,
+    /// Width of the residual stream.
+    hidden: usize,
+    /// How many of the first layers add what lies behind the values of given rows.
+    levels: usize,
     adapters: u32,
     later: Option<Later>,
     activations: Activations<M>,
@@ -68,7 +72,15 @@ impl<M: Memory> Decoder<M> {
             stage.layers.clone().map(|layer| Layer::load(loader, layer)).collect::<Result<_, _>>()?;
         let (adapters, later) = (loader.adapters(), loader.later());
         let activations = Activations::alloc(loader, limits)?;
-        Ok(Decoder { rotation, entry, layers, exit, adapters, later, activations })
+        let levels = loader.config.levels.unwrap_or(0);
+        if levels > 0 && *stage != Stage::whole(loader.config) {
+            return Err(crate::Error::Unsupported {
+                what: format!("{levels} layers that add to given rows, in a part of a model"),
+                supported: "all layers on one device".to_owned(),
+            });
+        }
+        let hidden = loader.config.hidden;
+        Ok(Decoder { rotation, entry, layers, exit, hidden, levels, adapters, later, activations })
     }
 }
 
@@ -110,11 +122,11 @@ impl<M: Memory> Layer<M> {
 
 impl<B: Backend> Model<B> for Decoder<B> {
     fn forward(&mut self, backend: &B, kv: &mut B::Kv, step: &B::Step) -> Result<(), Error> {
-        let Decoder { rotation, entry, layers, exit, activations: a, .. } = self;
+        let Decoder { rotation, entry, layers, exit, hidden, levels, activations: a, .. } = self;
         if let Some(entry) = entry {
             entry.embed(backend, step, a)?;
         }
-        for layer in layers {
+        for (at, layer) in layers.iter_mut().enumerate() {
             if let FeedForward::Dense(mlp) = &layer.feed_forward {
                 mlp.look(backend, step, a)?;
             }
@@ -140,6 +152,9 @@ impl<B: Backend> Model<B> for Decoder<B> {
             }
             if let Some(input) = &layer.input {
                 input.forward(backend, step, a)?;
+            }
+            if at < *levels {
+                backend.add_given(step, (at + 1) * *hidden, &mut a.residual)?;
             }
             if let Some(scale) = layer.scale {
                 backend.pointwise(step, Rows::Tokens, Pointwise::Scale(scale), &mut a.residual)?;
@@ -235,6 +250,8 @@ impl<M: Memory> Rotation<M> {
                 frequencies: loader.memory.upload_values(&rope.frequencies())?,
                 pairs: rope.dims / 2,
                 magnitude: rope.magnitude(),
+                // Where only tokens are read all sections are the same.
+                sections: if config.levels.is_some() { config.sections.clone() } else { Vec::new() },
             })
         };
         let rotates = |rope: &&crate::Rope| rope.dims > 0;

@@ -61,6 +61,9 @@ pub struct Facts {
     /// The share of a head's pairs that turn in layers without a window where config.json does not say; the others stand still,
     /// and the frequencies are those of a whole head. `None` where there is no such rotation.
     pub proportional_rotary: Option<f64>,
+    /// How many pairs each section of a position turns (time, height, width) where the configuration does not say: of models
+    /// that read images. Sections take pairs in turns. `None` where positions have one section.
+    pub sections: Option<[u64; 3]>,
     /// Which layers rotate.
     pub rotary: RotaryRule,
     /// Rotary base of layers with a window where they have their own and the configuration does not say.

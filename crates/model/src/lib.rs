@@ -31,6 +31,7 @@ mod rope;
 mod scan;
 mod source;
 mod stage;
+mod tower;
 
 use fornax_compute::{Backend, Memory};
 use fornax_format::Checkpoint;
@@ -52,6 +53,7 @@ pub use recurrent::{ChannelScanConfig, ConvConfig, DeltaConfig, ScanConfig, Step
 pub use relaid::Interleave;
 pub use rope::{LongFactors, Rope, Scaling};
 pub use stage::Stage;
+pub use tower::{PatchGrid, Tower, TowerConfig};
 
 /// A loaded model.
 pub trait Model<B: Backend> {

@@ -242,6 +242,7 @@ impl<P: Products> Backend for Integer<P> {
         gated_norm(norm: &GatedNorm<cpu::Buf>, gates: &cpu::Buf, x: &mut cpu::Buf);
         sigmoid_gate(gates: &cpu::Buf, x: &mut cpu::Buf);
         glu_beside(kind: Glu, up: &cpu::Buf, column: usize, gate: &mut cpu::Buf);
+        add_given(column: usize, x: &mut cpu::Buf);
         scale_chosen(scales: &cpu::Buf, chosen: &mut cpu::Buf);
         gather_wanted(x: &cpu::Buf, out: &mut cpu::Buf);
         pool(pooling: Pooling, x: &cpu::Buf, out: &mut cpu::Buf);

@@ -70,7 +70,7 @@ enum Waited {
     Over,
     /// It is another process's.
     Elsewhere,
-    Part(Result<Part, fornax::Error>),
+    Part(Box<Result<Part, fornax::Error>>),
 }
 
 impl Answer {
@@ -85,16 +85,20 @@ impl Answer {
         loop {
             let Some(answer) = inner.as_mut() else { return Waited::Over };
             let Some(answer) = answer.get_mut() else { return Waited::Elsewhere };
-            let waited = match answer.next_within(until.saturating_duration_since(Instant::now())) {
+            return match answer.next_within(until.saturating_duration_since(Instant::now())) {
                 Err(_) => Waited::Late,
-                Ok(None) => Waited::Over,
+                Ok(None) => {
+                    *inner = None;
+                    Waited::Over
+                }
                 Ok(Some(Ok(Part::Started { .. } | Part::Token(_)))) => continue,
-                Ok(Some(part)) => Waited::Part(part),
+                Ok(Some(part)) => {
+                    if matches!(part, Ok(Part::End(_)) | Err(_)) {
+                        *inner = None;
+                    }
+                    Waited::Part(Box::new(part))
+                }
             };
-            if matches!(waited, Waited::Over | Waited::Part(Ok(Part::End(_)) | Err(_))) {
-                *inner = None;
-            }
-            return waited;
         }
     }
 }
@@ -111,7 +115,7 @@ impl Answer {
             Waited::Over => {
                 return Err(fault::raised(py, Code::Cancelled, "the answer was stopped".to_owned()));
             }
-            Waited::Part(part) => part.map_err(|error| fault::of(py, &error))?,
+            Waited::Part(part) => (*part).map_err(|error| fault::of(py, &error))?,
         };
         let piece = |kind, text| Piece { kind, text, end: None };
         Ok(Some(match part {

@@ -140,6 +140,14 @@ fn options_of(json: &str) -> Result<Options, String> {
     serde_json::from_value(Value::Object(fields)).map_err(wrong)
 }
 
+/// The tokens of a text among the options.
+fn tokens(option: &str, word: &str, text: &Text) -> Result<Vec<u32>, Fault> {
+    if word.is_empty() {
+        return Err(Fault::Wrong(format!("{option} holds an empty text")));
+    }
+    Ok(text.tokens(word)?)
+}
+
 /// Where repetitions end unless the caller says otherwise, as in the terminal.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
@@ -154,18 +162,20 @@ impl Options {
         };
         let dry_multiplier = self.dry_multiplier.unwrap_or(base.dry_multiplier);
         let mut dry_sequence_breakers = Vec::new();
-        if dry_multiplier > 0.0 && text.tokenizer().is_some() {
-            let given = self.dry_sequence_breakers.as_deref();
-            let breakers =
-                given.map_or(BREAKERS.to_vec(), |given| given.iter().map(String::as_str).collect());
-            for breaker in breakers {
-                dry_sequence_breakers.push(text.tokens(breaker)?);
+        if dry_multiplier > 0.0 {
+            let given = self.dry_sequence_breakers.as_ref();
+            // A model without a tokenizer repeats ids, and nothing stands between them.
+            let usual: &[&str] = if text.tokenizer().is_some() { &BREAKERS } else { &[] };
+            let texts =
+                given.map_or_else(|| usual.to_vec(), |given| given.iter().map(String::as_str).collect());
+            for breaker in texts {
+                dry_sequence_breakers.push(tokens("dry_sequence_breakers", breaker, text)?);
             }
         }
         let mut bad_words: Vec<Vec<u32>> = self.banned_tokens.iter().map(|&token| vec![token]).collect();
         for word in &self.bad_words {
             // At the beginning of a text and behind a space it is different tokens.
-            bad_words.push(text.tokens(word)?);
+            bad_words.push(tokens("bad_words", word, text)?);
             bad_words.push(text.tokens(&format!(" {word}"))?);
         }
         Ok(Sampling {

@@ -28,6 +28,7 @@ def refused(code: str, words: str, act: Any, *args: Any, **options: Any) -> None
         ({"regex": "a", "choice": ["b"]}, "exclude each other"),
         ({"tools": [{"name": "f"}]}, "belong to a chat"),
         ({"stop": ["x"] * 100}, "100 stop strings"),
+        ({"bad_words": ["x", ""]}, "bad_words holds an empty text"),
         ({"allowed_tokens": [1 << 30]}, "1073741824"),
     ],
 )

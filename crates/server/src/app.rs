@@ -21,6 +21,7 @@ use crate::{
     options::ServerOptions,
     shares::{Share, Shares},
     trace::{Span, Traces},
+    turns::Turns,
     worker::jobs::Jobs,
 };
 
@@ -47,9 +48,11 @@ pub(crate) struct App {
     killed: watch::Sender<bool>,
     /// Requests admitted and not yet done.
     in_flight: watch::Sender<usize>,
-    /// Texts are encoded and schemas compiled by as many threads as there are cores; more would only wait.
-    /// Two at least, so that one tenant cannot take all.
-    pub(crate) preparing: Arc<Shares>,
+    /// Texts are encoded and schemas compiled by as many threads as there are cores, and as many for those who have much of
+    /// that. Two at least, so that one tenant cannot take all.
+    pub(crate) preparing: Arc<Turns>,
+    /// Turns of looking at pictures: one that is decoded takes hundreds of megabytes.
+    pub(crate) looking: Arc<Shares>,
     /// Bodies held, in KiB.
     pub(crate) bodies: Arc<Shares>,
 }
@@ -95,6 +98,9 @@ impl Failed {
     }
 }
 
+/// Pictures of how many requests are decoded at once. What is left of one that waits for the tower is small.
+const LOOKING: usize = 2;
+
 impl App {
     pub(crate) fn new(options: ServerOptions, keys: Keys, offers: Vec<Offer>) -> Arc<App> {
         // Room for the largest body at least, or it would wait for ever.
@@ -113,7 +119,8 @@ impl App {
             draining: watch::Sender::new(false),
             killed: watch::Sender::new(false),
             in_flight: watch::Sender::new(0),
-            preparing: Shares::new(cores.max(2)),
+            preparing: Turns::new(cores.max(2)),
+            looking: Shares::new(LOOKING),
             bodies: Shares::new(bodies_kib),
             options,
         })
@@ -213,13 +220,14 @@ impl App {
         Ok(self.entry(caller.span.clone(), Some(Arc::clone(&caller.line)), whose))
     }
 
-    /// Room for this many bytes of a caller's, beside all that is being read or understood; they were sent before, so nobody
-    /// keeps them from coming, and waiting for room has the bounds of a body's arrival.
+    /// Room for this many bytes of a caller's, beside all that is being read, understood or told; they were kept before, so
+    /// nobody keeps them from coming, and waiting for room has the bounds of a body's arrival. What is larger than all
+    /// room waits for all of it.
     pub(crate) async fn room(&self, tenant: &Tenant, bytes: usize) -> Result<Share, ApiError> {
-        let taken =
-            tokio::time::timeout(self.options.read_timeout, self.bodies.take(tenant, bytes / 1024 + 1));
+        let units = (bytes / 1024 + 1).min(self.bodies.units());
+        let taken = tokio::time::timeout(self.options.read_timeout, self.bodies.take(tenant, units));
         let share = taken.await.map_err(|_| {
-            ApiError::new(Code::QueueFull, "as many bytes are being read already as may be at a time")
+            ApiError::new(Code::QueueFull, "as many bytes are being read or told already as may be at a time")
         })?;
         self.check_memory(bytes)?;
         Ok(share)

@@ -36,6 +36,7 @@ mod shares;
 mod sse;
 mod tls;
 mod trace;
+mod turns;
 mod work;
 mod worker;
 

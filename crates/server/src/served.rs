@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, thread};
 
+use fornax_chat::Sight;
 use fornax_engine::Handle;
 use fornax_form::Grammars;
 use fornax_text::{ChatTemplate, Tokenizer};
@@ -22,6 +23,8 @@ pub struct Served {
     pub template: Arc<Result<ChatTemplate, fornax_text::Error>>,
     /// Whether it may be asked anew in the middle of an answer ([`fornax_chat::Model::asks_anew`]).
     pub asks_anew: bool,
+    /// What looks at pictures for it, or why it reads none.
+    pub sight: Result<Arc<dyn Sight>, &'static str>,
     /// Compiles schemas, regular expressions and grammars.
     pub grammars: Arc<Grammars>,
     /// What the model is.
@@ -133,6 +136,11 @@ impl Device {
 }
 
 impl Served {
+    /// Why it reads no pictures; `None` where it does.
+    pub(crate) fn blind(&self) -> Option<&'static str> {
+        self.sight.as_ref().err().copied()
+    }
+
     /// Bytes on all devices.
     pub(crate) fn device_bytes(&self) -> u64 {
         self.devices.iter().map(Device::total).sum()

@@ -25,6 +25,7 @@ use crate::{
         keys::{Keys, KeysError, Rights},
         silent::{Answer, Guest, Silent},
         stalled::Impatient,
+        told::Room,
     },
     jobs::durable::Durable,
     models::{Chosen, Offer, Slot, State},
@@ -358,8 +359,9 @@ async fn serve<S>(
         let (asking, answer) = (guest.asks(), router.call(request));
         async move {
             answer.await.map(|mut answer| {
-                let place = answer.extensions_mut().remove::<Place>();
-                answer.map(|body| Answer::new(body, asking, place))
+                let extensions = answer.extensions_mut();
+                let (place, room) = (extensions.remove::<Place>(), extensions.remove::<Room>());
+                answer.map(|body| Answer::new(body, asking, place, room))
             })
         }
     });

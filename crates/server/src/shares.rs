@@ -1,4 +1,4 @@
-//! Room that tenants share: turns of preparing, bytes of bodies.
+//! Room that tenants share: turns to prepare, bytes of bodies.
 //!
 //! Whoever has nothing gets what is free. Whoever has something gets more only as long as that is no more than what is
 //! then still free, so one tenant alone takes up to half and leaves the rest for whoever comes next. Among those who
@@ -15,6 +15,7 @@ use crate::front::keys::Tenant;
 
 /// Something that there are so many units of.
 pub(crate) struct Shares {
+    units: usize,
     /// Held for as long as it takes to count.
     state: Mutex<State>,
 }
@@ -45,7 +46,12 @@ pub(crate) struct Share {
 
 impl Shares {
     pub(crate) fn new(units: usize) -> Arc<Shares> {
-        Arc::new(Shares { state: Mutex::new(State { free: units, parts: VecDeque::new() }) })
+        Arc::new(Shares { units, state: Mutex::new(State { free: units, parts: VecDeque::new() }) })
+    }
+
+    /// How many there are, of everybody's.
+    pub(crate) fn units(&self) -> usize {
+        self.units
     }
 
     /// Waits for this many units, which must not be more than there are. Whoever stops waiting is forgotten.
@@ -58,6 +64,19 @@ impl Shares {
         };
         hand_over(grants);
         grant.await.expect("wishes are granted or wait as long as there are shares")
+    }
+
+    /// So many units, if they can be had at once.
+    pub(crate) fn try_take(self: &Arc<Shares>, tenant: &Tenant, units: usize) -> Option<Share> {
+        let (granted, mut grant) = oneshot::channel();
+        let grants = {
+            let mut state = self.lock();
+            state.part(tenant).waiting.push_back(Wish { units, granted });
+            self.grants(&mut state)
+        };
+        hand_over(grants);
+        // What was not granted is not waited for.
+        grant.try_recv().ok()
     }
 
     /// Everything that can be granted now.

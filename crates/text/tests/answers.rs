@@ -544,7 +544,7 @@ fn calls_that_templates_write_are_read_back() {
                     continue;
                 }
             };
-            let (prompt, answer) = parted(&prompt, &whole);
+            let (began, (prompt, answer)) = (prompt.clone(), parted(&prompt, &whole));
             let whole = read_every_way(&Reader::new(dialect, tools(), prompt), answer);
             let said = if answer.contains("CONTENT.") { "CONTENT." } else { "" };
             let thought = if answer.contains("REASON.") { "REASON." } else { "" };
@@ -552,9 +552,16 @@ fn calls_that_templates_write_are_read_back() {
             let got = (whole.calls(), whole.content.as_str(), whole.reasoning.as_str());
             if written > 0 && got == (wanted[..written].to_vec(), said, thought) {
                 outcome = Ok(());
+                // A thought that the prompt begins, and this answer has not, a model would end first.
+                let thinking = [dialect.is_thinking_after(&began), dialect.is_thinking_after(prompt)];
+                let stop = dialect.stop_thinking().unwrap_or_default();
+                let ended = if thinking == [true, false] { &*stop } else { "" };
+                // And one that the prompt has ended already, it would not go on with.
+                let goes_on = answer.split_once(stop.trim()).filter(|_| thinking == [false, true]);
+                let (answer, thought) = goes_on.map_or((answer, thought), |(_, answer)| (answer, ""));
                 written_by.insert(
                     path.file_name().unwrap().to_string_lossy().into_owned(),
-                    json!({"answer": answer, "calls": written, "content": said, "thought": thought}),
+                    json!({"answer": format!("{ended}{answer}"), "calls": written, "content": said, "thought": thought}),
                 );
                 break;
             }

@@ -1,5 +1,6 @@
 //! Templates and tokenizer files that somebody changed at random: none ends the process or contradicts itself. A few
-//! seconds of cases here; `cargo xtask prove fuzz-text` runs ten million of each, or an hour.
+//! seconds of cases here; `cargo xtask prove fuzz-templates` and `fuzz-tokenizers` run
+//! ten million, or an hour.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,

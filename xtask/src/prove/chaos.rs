@@ -119,7 +119,7 @@ fn proved(binary: &Path, folder: &Path, spell: Duration) -> Result<Facts> {
         .zip(&sent)
         .map(|((name, _), count)| format!("{name} {}", count.load(Ordering::Relaxed)))
         .collect();
-    let facts = vec![
+    let mut facts = vec![
         (
             "model",
             "SmolLM2-135M-Instruct Q4_1, --context 1024 --parallel 4, ten keys, jobs in SQLite".to_owned(),
@@ -136,11 +136,18 @@ fn proved(binary: &Path, folder: &Path, spell: Duration) -> Result<Facts> {
             "other programs' part of the machine's time, quiet and hostile",
             format!("{:.0} %, {:.0} %", quiet.others() * 100.0, chaos.others() * 100.0),
         ),
+        (
+            "the callers' part of it, who are on the same machine",
+            format!("{:.0} %, {:.0} %", quiet.callers() * 100.0, chaos.callers() * 100.0),
+        ),
         ("resident memory, most", format!("{} MiB", peak >> 20)),
         ("its growth from the second to the last quarter", format!("{:.1} %", growth * 100.0)),
         ("pages, all used before", pages.to_string()),
         ("pages and places held at the end", format!("{}", health["kv"]["pages_used"])),
     ];
+    for (kind, (name, _)) in REQUESTS.iter().enumerate() {
+        facts.push((*name, format!("quiet {}; hostile {}", quiet.of(kind), chaos.of(kind))));
+    }
     for (name, value) in &facts {
         println!("{name}: {value}");
     }
@@ -165,29 +172,40 @@ fn end_jobs(server: &Server) -> Result<()> {
     server.settled().map(drop)
 }
 
+/// An honest request that was answered whole.
+#[derive(Clone, Copy)]
+struct Answered {
+    /// Which of `REQUESTS`.
+    kind: usize,
+    took: Duration,
+}
+
 /// What was seen of the quiet spells, or of the others.
 #[derive(Default)]
 struct Tally {
-    /// How long honest requests took, a list for each spell.
-    spells: Vec<Vec<Duration>>,
-    /// Seconds of processor time: what there was, and what was of other programs.
+    /// The honest requests, a list for each spell, the quickest first.
+    spells: Vec<Vec<Answered>>,
+    /// Seconds of processor time: what there was, what was of other programs, and what was of the callers.
     time: f64,
     of_others: f64,
+    of_callers: f64,
 }
 
 impl Tally {
-    fn spell(&mut self, server: &Server, load: impl FnOnce() -> Result<Vec<Duration>>) -> Result<()> {
-        let (began, of_others) = (Instant::now(), others(server)?);
-        let mut times = load()?;
-        times.sort_unstable();
+    fn spell(&mut self, server: &Server, load: impl FnOnce() -> Result<Vec<Answered>>) -> Result<()> {
+        let (began, before) = (Instant::now(), Processors::now(server)?);
+        let mut answered = load()?;
+        answered.sort_unstable_by_key(|answered| answered.took);
         self.time += began.elapsed().as_secs_f64() * std::thread::available_parallelism()?.get() as f64;
-        self.of_others += others(server)? - of_others;
-        self.spells.push(times);
+        let after = Processors::now(server)?;
+        self.of_others += after.others - before.others;
+        self.of_callers += after.callers - before.callers;
+        self.spells.push(answered);
         Ok(())
     }
 
     fn each_99(&self) -> Vec<Duration> {
-        self.spells.iter().map(|times| times[times.len() * 99 / 100]).collect()
+        self.spells.iter().map(|answered| answered[answered.len() * 99 / 100].took).collect()
     }
 
     /// The middle one of the spells' 99th percentiles.
@@ -208,38 +226,64 @@ impl Tally {
     }
 
     fn said(&self) -> String {
-        percentiles(&mut self.spells.concat())
+        percentiles(&mut took(&self.spells.concat()))
+    }
+
+    /// The same of one kind of request.
+    fn of(&self, kind: usize) -> String {
+        let mut answered = self.spells.concat();
+        answered.retain(|answered| answered.kind == kind);
+        percentiles(&mut took(&answered))
     }
 
     fn last(&self) -> String {
-        percentiles(&mut self.spells.last().cloned().unwrap_or_default())
+        percentiles(&mut self.spells.last().map(|answered| took(answered)).unwrap_or_default())
     }
 
     /// The part of the machine's time that other programs took.
     fn others(&self) -> f64 {
         self.of_others / self.time.max(1e-9)
     }
+
+    /// And the part that the callers took.
+    fn callers(&self) -> f64 {
+        self.of_callers / self.time.max(1e-9)
+    }
 }
 
-/// Seconds of processor time that neither the server and its processes nor this one has taken since the machine began.
-fn others(server: &Server) -> Result<f64> {
-    /// Of the clock in which Linux counts processor time for programs.
-    const TICKS_PER_SECOND: f64 = 100.0;
-    let sum = |text: &str, fields: std::ops::Range<usize>| -> Result<u64> {
-        let fields = text.split_whitespace().skip(fields.start).take(fields.len());
-        fields.map(|field| field.parse::<u64>().context("a number")).sum()
-    };
-    let stat = std::fs::read_to_string("/proc/stat")?;
-    let line = stat.lines().next().context("a line of all processors")?;
-    // user, nice, system; then idle and waiting; then interrupts.
-    let all = sum(line, 1..4)? + sum(line, 6..8)?;
-    let of = |process: &str| -> Result<u64> {
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-        // Behind the name, which may have spaces: user, system, and those of children that have ended.
-        sum(stat.rsplit_once(')').context("a name")?.1, 11..15)
-    };
-    let ours = of(&server.id().to_string())? + of("self")?;
-    Ok(all.saturating_sub(ours) as f64 / TICKS_PER_SECOND)
+fn took(answered: &[Answered]) -> Vec<Duration> {
+    answered.iter().map(|answered| answered.took).collect()
+}
+
+/// Seconds of processor time since the machine began.
+struct Processors {
+    /// Of neither the server and its processes nor this one.
+    others: f64,
+    /// Of this one, which asks.
+    callers: f64,
+}
+
+impl Processors {
+    fn now(server: &Server) -> Result<Processors> {
+        /// Of the clock in which Linux counts processor time for programs.
+        const TICKS_PER_SECOND: f64 = 100.0;
+        let sum = |text: &str, fields: std::ops::Range<usize>| -> Result<u64> {
+            let fields = text.split_whitespace().skip(fields.start).take(fields.len());
+            fields.map(|field| field.parse::<u64>().context("a number")).sum()
+        };
+        let stat = std::fs::read_to_string("/proc/stat")?;
+        let line = stat.lines().next().context("a line of all processors")?;
+        // user, nice, system; then idle and waiting; then interrupts.
+        let all = sum(line, 1..4)? + sum(line, 6..8)?;
+        let of = |process: &str| -> Result<u64> {
+            let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+            // Behind the name, which may have spaces: user, system, and those of children that have ended.
+            sum(stat.rsplit_once(')').context("a name")?.1, 11..15)
+        };
+        let (served, callers) = (of(&server.id().to_string())?, of("self")?);
+        let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
+        Ok(Processors { others: seconds(all.saturating_sub(served + callers)), callers: seconds(callers) })
+    }
 }
 
 /// By how much the median of the last quarter is above that of the second.
@@ -255,21 +299,22 @@ fn growth(memory: &[u64]) -> f64 {
 
 /// Every honest key asks, one request after the other, each of which must be answered whole. How long each took;
 /// resident memory is noted once a second.
-fn honest_load(server: &Server, how_long: Duration, memory: &Mutex<Vec<u64>>) -> Result<Vec<Duration>> {
+fn honest_load(server: &Server, how_long: Duration, memory: &Mutex<Vec<u64>>) -> Result<Vec<Answered>> {
     let until = Instant::now() + how_long;
-    std::thread::scope(|scope| -> Result<Vec<Duration>> {
+    std::thread::scope(|scope| -> Result<Vec<Answered>> {
         let keys: Vec<_> = (0..HONEST)
             .map(|number| {
-                scope.spawn(move || -> Result<Vec<Duration>> {
-                    let (mut index, mut times) = (number, Vec::new());
+                scope.spawn(move || -> Result<Vec<Answered>> {
+                    let (mut index, mut answered) = (number, Vec::new());
                     while Instant::now() < until {
                         let began = Instant::now();
-                        honest_request(server, &key(number), index)?;
-                        times.push(began.elapsed());
+                        let kind = index % REQUESTS.len();
+                        honest_request(server, &key(number), kind, index)?;
+                        answered.push(Answered { kind, took: began.elapsed() });
                         index += HONEST;
                         sleep(PAUSE);
                     }
-                    Ok(times)
+                    Ok(answered)
                 })
             })
             .collect();
@@ -277,38 +322,63 @@ fn honest_load(server: &Server, how_long: Duration, memory: &Mutex<Vec<u64>>) ->
             memory.lock().expect("no holder panics").push(server.resident()?);
             sleep(Duration::from_secs(1));
         }
-        let times: Result<Vec<_>> =
+        let answered: Result<Vec<_>> =
             keys.into_iter().map(|key| key.join().expect("honest callers do not panic")).collect();
-        Ok(times?.concat())
+        Ok(answered?.concat())
     })
 }
 
-fn honest_request(server: &Server, key: &str, index: usize) -> Result<()> {
+/// What honest keys ask: the path and the body of a request with this content and so many tokens, and what an answer
+/// has that is whole.
+struct Asked {
+    path: &'static str,
+    body: Value,
+    ended: &'static str,
+}
+
+/// One of the kinds of honest requests: how it is called in what is found, and how it is made.
+type Kind = (&'static str, fn(&str, usize) -> Asked);
+
+const REQUESTS: [Kind; 5] = [
+    ("completions", |content, tokens| Asked {
+        path: "/v1/completions",
+        body: json!({"prompt": content, "max_tokens": tokens}),
+        ended: "\"finish_reason\":\"",
+    }),
+    ("chats in a stream", |content, tokens| Asked {
+        path: "/v1/chat/completions",
+        body: json!({"messages": said(content), "max_tokens": tokens, "stream": true}),
+        ended: "data: [DONE]",
+    }),
+    ("messages", |content, tokens| Asked {
+        path: "/v1/messages",
+        body: json!({"model": "smollm2", "messages": said(content), "max_tokens": tokens}),
+        ended: "\"stop_reason\":\"",
+    }),
+    ("counting tokens", |content, _| Asked {
+        path: "/tokenize",
+        body: json!({"content": content}),
+        ended: "\"count\":",
+    }),
+    ("chats with a schema", |content, _| {
+        let yes_or_no = json!({"type": "object", "properties": {"is_prime": {"type": "boolean"}},
+            "required": ["is_prime"], "additionalProperties": false});
+        let form = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": yes_or_no}});
+        Asked {
+            path: "/v1/chat/completions",
+            body: json!({"messages": said(content), "max_tokens": 16, "response_format": form}),
+            ended: "\"finish_reason\":\"",
+        }
+    }),
+];
+
+fn said(content: &str) -> Value {
+    json!([{"role": "user", "content": content}])
+}
+
+fn honest_request(server: &Server, key: &str, kind: usize, index: usize) -> Result<()> {
     let content = format!("Tell me in a few words about the number {index}.");
-    let messages = json!([{"role": "user", "content": content}]);
-    let tokens = 4 + index % 12;
-    let yes_or_no = json!({"type": "json_schema", "json_schema": {"name": "a", "schema":
-        {"type": "object", "properties": {"is_prime": {"type": "boolean"}}, "required": ["is_prime"],
-            "additionalProperties": false}}});
-    let (path, body, ended) = match index % 5 {
-        0 => ("/v1/completions", json!({"prompt": content, "max_tokens": tokens}), "\"finish_reason\":\""),
-        1 => (
-            "/v1/chat/completions",
-            json!({"messages": messages, "max_tokens": tokens, "stream": true}),
-            "data: [DONE]",
-        ),
-        2 => (
-            "/v1/messages",
-            json!({"model": "smollm2", "messages": messages, "max_tokens": tokens}),
-            "\"stop_reason\":\"",
-        ),
-        3 => ("/tokenize", json!({"content": content}), "\"count\":"),
-        _ => (
-            "/v1/chat/completions",
-            json!({"messages": messages, "max_tokens": 16, "response_format": yes_or_no}),
-            "\"finish_reason\":\"",
-        ),
-    };
+    let Asked { path, body, ended } = (REQUESTS[kind].1)(&content, 4 + index % 12);
     let text = server.exchange_as(key, "POST", path, &body.to_string())?;
     ensure!(text.starts_with("HTTP/1.1 200") && text.contains(ended), "{path}, request {index}: {text}");
     Ok(())

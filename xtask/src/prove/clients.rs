@@ -9,14 +9,22 @@ use anyhow::{Result, ensure};
 use super::Facts;
 use crate::{command, output, root, run as run_tool};
 
-/// Installs what pip would look for during hours.
+/// Finds versions that go together in a second, where pip takes an hour.
 const UV: &str = "uv==0.13.8";
 
+/// A Python with packages of its own.
+pub(super) struct Environment {
+    /// Its folder.
+    pub(super) name: &'static str,
+    /// By name and version.
+    pub(super) packages: &'static [&'static str],
+}
+
 /// From PyPI, by name and version. Those that want other versions of the same packages have environments of their own.
-pub(super) const PYTHON: &[(&str, &[&str])] = &[
-    (
-        "python",
-        &[
+const PYTHON: &[Environment] = &[
+    Environment {
+        name: "python",
+        packages: &[
             "openai==3.3.0",
             "anthropic==2.10.0",
             "ollama==0.6.3",
@@ -31,21 +39,21 @@ pub(super) const PYTHON: &[(&str, &[&str])] = &[
             "instructor==1.17.0",
             "llm==0.36",
         ],
-    ),
-    ("python-litellm", &["litellm==1.106.2"]),
-    ("python-dspy", &["dspy==3.4.1"]),
-    (
-        "python-llama-index",
-        &[
+    },
+    Environment { name: "python-litellm", packages: &["litellm==1.106.2"] },
+    Environment { name: "python-dspy", packages: &["dspy==3.4.1"] },
+    Environment {
+        name: "python-llama-index",
+        packages: &[
             "llama-index-core==0.14.25",
             "llama-index-llms-openai-like==0.8.1",
             "llama-index-llms-ollama==0.11.0",
             "llama-index-embeddings-openai-like==0.4.0",
         ],
-    ),
-    ("python-outlines", &["outlines[openai]==1.3.3"]),
-    ("python-semantic-kernel", &["semantic-kernel==1.45.0"]),
-    ("python-aider", &["aider-chat==0.86.2"]),
+    },
+    Environment { name: "python-outlines", packages: &["outlines[openai]==1.3.3"] },
+    Environment { name: "python-semantic-kernel", packages: &["semantic-kernel==1.45.0"] },
+    Environment { name: "python-aider", packages: &["aider-chat==0.86.2"] },
 ];
 
 /// From npm, by name and version.
@@ -69,14 +77,14 @@ const TESTS: [&str; 3] = [
 ];
 
 /// Environments of Python in a folder below `target`, each with its packages.
-pub(super) fn environments(folder: &Path, wanted: &[(&str, &[&str])]) -> Result<()> {
+pub(super) fn environments(folder: &Path, wanted: &[Environment]) -> Result<()> {
     fs::create_dir_all(folder)?;
     let tools = folder.join("tools");
     run_tool(command("python3", &["-m", "venv"]).arg(&tools))?;
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV];
     run_tool(&mut command(&tools.join("bin/python").to_string_lossy(), &pip))?;
     let uv = tools.join("bin/uv").to_string_lossy().into_owned();
-    for (name, packages) in wanted {
+    for Environment { name, packages } in wanted {
         let environment = folder.join(name);
         run_tool(command(&uv, &["venv", "--quiet", "--clear", "--python", "python3"]).arg(&environment))?;
         let python = environment.join("bin/python").to_string_lossy().into_owned();
@@ -93,14 +101,19 @@ pub(super) fn run() -> Result<Facts> {
     let install = ["install", "--no-audit", "--no-fund", "--prefix"];
     run_tool(command("npm", &install).arg(&npm).args(NPM))?;
     let cargo = ["test", "--package", "fornax-server", "--profile", "checked", "--test", "http", "agents::"];
-    let told = output(command("cargo", &cargo).args(["--", "--show-output"]).env("FORNAX_AGENTS", &folder))?;
+    let told = output(
+        command("cargo", &cargo)
+            .args(["--", "--show-output"])
+            .env("FORNAX_AGENTS", &folder)
+            .env_remove("FORNAX_AGENTS_ONLY"),
+    )?;
     ensure!(!told.contains("SKIP "), "a test was skipped: {told}");
     for test in TESTS {
         ensure!(told.contains(&format!("test {test} ... ok")), "{test} did not pass: {told}");
     }
     let mut clients: Vec<&str> = told.lines().filter_map(|line| line.strip_prefix("CLIENT ")).collect();
     clients.sort_unstable();
-    let packages: Vec<String> = PYTHON.iter().map(|(_, packages)| packages.join(", ")).collect();
+    let packages: Vec<String> = PYTHON.iter().map(|environment| environment.packages.join(", ")).collect();
     Ok(vec![
         ("clients that were content", format!("{}: {}", clients.len(), clients.join(", "))),
         ("packages of PyPI", packages.join(", ")),

@@ -5,7 +5,11 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Facts, clients::environments, serving::Server};
+use super::{
+    Facts,
+    clients::{Environment, environments},
+    serving::Server,
+};
 use crate::{command, fixtures, output, root, run as run_tool};
 
 const SUITE: &str = "crates/fornax/tests/clients/lm_eval_suite.py";
@@ -19,7 +23,7 @@ pub(super) fn run() -> Result<Facts> {
     fixtures::run(false)?;
     run_tool(&mut command("cargo", &["build", "--package", "fornax", "--profile", "checked"]))?;
     let agents = root().join("target/agents");
-    environments(&agents, &[("python-lm-eval", PACKAGES)])?;
+    environments(&agents, &[Environment { name: "python-lm-eval", packages: PACKAGES }])?;
     let gguf = fixtures::cache_dir()?.join("models/smollm2-135m-instruct-q4_1.gguf");
     let work = tempfile::tempdir()?;
     let suite = root().join(SUITE);

@@ -15,7 +15,7 @@ use super::Facts;
 use crate::source::Source;
 use crate::{command, output, root, run as run_tool};
 
-pub(super) const SOURCE: Source = Source {
+const SOURCE: Source = Source {
     package: "llama-cpp-python",
     version: "0.3.36",
     sha256: "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",

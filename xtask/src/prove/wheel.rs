@@ -36,6 +36,9 @@ pub(super) fn run() -> Result<Facts> {
             fs::copy(entry.path(), tests.join(entry.file_name()))?;
         }
     }
+    // The page whose programs are run.
+    fs::create_dir(tests.join("pages"))?;
+    fs::copy(root().join("docs/python.md"), tests.join("pages/python.md"))?;
     let cache = fixtures::cache_dir()?;
     let at = |program: &str, args: &[&str], folder: &Path| {
         let mut command = command(program, args);

@@ -24,7 +24,9 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         (Heads { query: 1, kv: 1, dim: 12 }, 3),
     ] {
         for magnitude in [1.0, 1.25] {
-            suite.compare(Rotary { heads, pairs, magnitude });
+            for sections in [false, true] {
+                suite.compare(Rotary { heads, pairs, magnitude, sections });
+            }
         }
     }
 
@@ -174,11 +176,14 @@ struct Rotary {
     heads: Heads,
     pairs: usize,
     magnitude: f32,
+    /// Pairs are turned by three sections of a position, in turns.
+    sections: bool,
 }
 
 impl fmt::Display for Rotary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} pairs, magnitude {}", Shown(self.heads), self.pairs, self.magnitude)
+        write!(f, "{}, {} pairs, magnitude {}", Shown(self.heads), self.pairs, self.magnitude)?;
+        if self.sections { f.write_str(", by sections") } else { Ok(()) }
     }
 }
 
@@ -187,14 +192,26 @@ impl Case for Rotary {
         Op::Rope
     }
 
+    fn needs(&self) -> Vec<Need> {
+        if self.sections { vec![Need::Sections] } else { Vec::new() }
+    }
+
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
-        let rope = rope(backend, self.pairs, self.magnitude)?;
+        let mut rope = rope(backend, self.pairs, self.magnitude)?;
+        if self.sections {
+            rope.sections = (0..self.pairs).map(|pair| [0, 1, 2][pair % 3]).collect();
+        }
         let positions = [1, 0, 2, 31, 32, 1000, 8191, 100_000, 5, 5];
         let columns = self.heads.qkv_columns();
         let values = Random::of(self).values(positions.len() * columns);
         let mut qkv = Bench::filled(backend, Purpose::Activations, columns, &values)?;
         let mut batch = batch(positions.len(), 0);
         batch.positions = positions.to_vec();
+        if self.sections {
+            let turned =
+                |by: usize| (0..positions.len()).map(|at| positions[(at + by) % positions.len()]).collect();
+            batch.sections = vec![turned(1), turned(4)];
+        }
         step(backend, &batch, |step| Ok(backend.rope(step, self.heads, &rope, &mut qkv.buf)?))?;
         qkv.table(backend)
     }
@@ -202,7 +219,8 @@ impl Case for Rotary {
 
 fn rope<B: Backend>(backend: &B, pairs: usize, magnitude: f32) -> Result<Rope<B::Buf>, Failure> {
     let frequencies: Vec<f32> = (0..pairs).map(|pair| 1e4f32.powf(-(pair as f32) / pairs as f32)).collect();
-    Ok(Rope { frequencies: backend.upload_values(&frequencies)?, pairs, magnitude })
+    let frequencies = backend.upload_values(&frequencies)?;
+    Ok(Rope { frequencies, pairs, magnitude, sections: Vec::new() })
 }
 
 /// Sequences that grow together, chunk by chunk, in the second layer of the second group of a cache whose other layers

@@ -95,6 +95,7 @@ impl Layers {
             frequencies: backend.upload_values(&frequencies)?,
             pairs: frequencies.len(),
             magnitude: 1.0,
+            sections: Vec::new(),
         };
         let pages = TOKENS.div_ceil(PAGE_TOKENS) + 1;
         let group = KvGroup { layers: LAYERS, kind: KvKind::pairs(heads.kv, heads.dim), window: None, pages };

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Backend, Batch, Glu, Heads, Need, Norm, NormKind, Pointwise, Pooling, Purpose, QkNorm, Row, Rows, Token,
+    Backend, Batch, GivenRows, Glu, Heads, Need, Norm, NormKind, Pointwise, Pooling, Purpose, QkNorm, Row,
+    Rows, Token,
 };
 
 use super::bench::{Bench, Table, batch, step};
@@ -35,6 +36,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         suite.compare(AddGated { columns, size: 1.0 });
         suite.compare(AddGated { columns, size: 100.0 });
         suite.compare(Factors { columns });
+        suite.compare(Given { columns });
         for size in [1.0, 100.0] {
             for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
                 suite.compare(Gated { kind, columns, size });
@@ -82,6 +84,40 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         }
         Ok((norm(&values)?, alone))
     });
+}
+
+/// Rows given in place of some tokens, three times as wide as the table's: the last third is added.
+struct Given {
+    columns: usize,
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "given rows of 3 x {} columns", self.columns)
+    }
+}
+
+impl Case for Given {
+    fn op(&self) -> Op {
+        Op::Add
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::GivenRows]
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let mut random = Random::of(self);
+        let mut batch = nine_rows();
+        for (row, at) in [(1, 0), (0, 4), (2, 5)] {
+            batch.tokens[at] = Token::Given(row);
+        }
+        batch.given = GivenRows { columns: 3 * self.columns, values: random.values(9 * self.columns) };
+        let values = random.values(9 * self.columns);
+        let mut x = Bench::filled(backend, Purpose::Residual, self.columns, &values)?;
+        step(backend, &batch, |step| Ok(backend.add_given(step, 2 * self.columns, &mut x.buf)?))?;
+        x.table(backend)
+    }
 }
 
 /// Nine tokens of which the last six want logits.

@@ -766,9 +766,7 @@ impl Sizes for CpuSizes {
 
     fn supports(&self, need: Need) -> Result<(), Error> {
         match need {
-            Need::Sections | Need::FileWeights => {
-                Err(Error::Unsupported { what: need.to_string(), backend: NAME })
-            }
+            Need::FileWeights => Err(Error::Unsupported { what: need.to_string(), backend: NAME }),
             _ => Ok(()),
         }
     }

@@ -320,7 +320,7 @@ impl Backend for Cpu {
         for &token in step.tokens() {
             match row(token)? {
                 Ok(id) => below("token", id as usize, table.rows)?,
-                Err(given) if given.len() == columns => {}
+                Err(given) if given.len() >= columns && given.len().is_multiple_of(columns) => {}
                 Err(given) => {
                     let (got, wanted) = ((1, given.len()), (1, columns));
                     return Err(Error::OperandShape { operation: "embed", operand: "given", got, wanted });
@@ -330,7 +330,24 @@ impl Backend for Cpu {
         for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |at, out| {
             match row(step.tokens()[at]).expect("checked above") {
                 Ok(id) => table.expand_row(id as usize, out),
-                Err(given) => out.copy_from_slice(given),
+                Err(given) => out.copy_from_slice(&given[..columns]),
+            }
+        });
+        Ok(())
+    }
+
+    fn add_given(&self, step: &Step, column: usize, x: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns, given) = (step.tokens().len(), x.columns, step.given());
+        fits("add_given", "x", x, (count, columns))?;
+        let end = column.saturating_add(columns);
+        if given.rows() > 0 && end > given.columns {
+            let (got, wanted) = ((1, given.columns), (1, end));
+            return Err(Error::OperandShape { operation: "add_given", operand: "given", got, wanted });
+        }
+        for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |at, x| {
+            if let Token::Given(row) = step.tokens()[at] {
+                add(&given.values[row as usize * given.columns + column..][..columns], x);
             }
         });
         Ok(())
@@ -430,6 +447,8 @@ impl Backend for Cpu {
             frequencies: rope.frequencies.row(0),
             magnitude: rope.magnitude,
             positions: step.positions(),
+            pairs: &rope.sections,
+            sections: step.sections(),
         };
         rope::rotate(
             &self.pool,
@@ -999,7 +1018,7 @@ mod tests {
             "write: buf is (2, 4) (rows, columns), wanted (3, 4) or more rows",
         );
         assert!(cpu.read(&buf(2, 4), usize::MAX, 2).is_err());
-        let rope = Rope { frequencies: buf(1, 3), pairs: 3, magnitude: 1.0 };
+        let rope = Rope { frequencies: buf(1, 3), pairs: 3, magnitude: 1.0, sections: Vec::new() };
         let heads = Heads { query: 1, kv: 1, dim: 4 };
         check(
             cpu.rope(&step, heads, &rope, &mut buf(3, 12)),

@@ -13,6 +13,22 @@ pub(super) struct Rotation<'a> {
     pub(super) magnitude: f32,
     /// The position of each row.
     pub(super) positions: &'a [u32],
+    /// By pair, which section of the position turns it; empty where that is the first.
+    pub(super) pairs: &'a [u8],
+    /// The further sections; empty where all are as the first.
+    pub(super) sections: &'a [Vec<u32>],
+}
+
+impl Rotation<'_> {
+    /// Where a row is, as a pair sees it.
+    fn position(&self, row: usize, pair: usize) -> f32 {
+        let section = self.pairs.get(pair).map_or(0, |section| usize::from(*section));
+        let positions = match section {
+            0 => Some(self.positions),
+            section => self.sections.get(section - 1).map(Vec::as_slice),
+        };
+        positions.unwrap_or(self.positions)[row] as f32
+    }
 }
 
 /// Pairs that get their sine and cosine at once: on the stack, then used by every head of the row.
@@ -23,11 +39,14 @@ pub(super) fn rotate(pool: &Pool, simd: Simd, heads: Heads, rotation: &Rotation<
     for_each_row(pool, qkv, heads.qkv_columns(), |row, qkv| {
         let rotated = &mut qkv[..(heads.query + heads.kv) * heads.dim];
         // As the reference implementations do it, the angle is a product in f32.
-        let position = rotation.positions[row] as f32;
+        let (position, one) = (rotation.positions[row] as f32, rotation.pairs.is_empty());
         let pairs = rotation.frequencies.len();
         for (chunk, frequencies) in rotation.frequencies.chunks(PAIRS).enumerate() {
             let (mut sines, mut cosines) = ([0.0; PAIRS], [0.0; PAIRS]);
-            for ((sine, cosine), frequency) in sines.iter_mut().zip(&mut cosines).zip(frequencies) {
+            for (pair, ((sine, cosine), frequency)) in
+                sines.iter_mut().zip(&mut cosines).zip(frequencies).enumerate()
+            {
+                let position = if one { position } else { rotation.position(row, chunk * PAIRS + pair) };
                 let (sin, cos) = (position * frequency).sin_cos();
                 (*sine, *cosine) = (sin * rotation.magnitude, cos * rotation.magnitude);
             }
@@ -81,7 +100,13 @@ mod tests {
         ] {
             let positions = [0, 1, 77, 4095, 31];
             let frequencies: Vec<_> = (0..pairs).map(|i| 1e4_f32.powf(-(i as f32) / pairs as f32)).collect();
-            let rotation = Rotation { frequencies: &frequencies, magnitude: 1.25, positions: &positions };
+            let rotation = Rotation {
+                frequencies: &frequencies,
+                magnitude: 1.25,
+                positions: &positions,
+                pairs: &[],
+                sections: &[],
+            };
             let before = numbers(4, positions.len() * heads.qkv_columns());
             let mut scalar = before.clone();
             rotate(&Pool::new(1).unwrap(), Simd::Scalar, heads, &rotation, &mut scalar);

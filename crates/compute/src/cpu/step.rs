@@ -40,6 +40,8 @@ pub(super) struct Slot {
     rows: Vec<StepRow>,
     /// By row; empty where none has one.
     adapters: Vec<Option<u32>>,
+    /// Further sections of the positions; none in most models, so not counted.
+    sections: Vec<Vec<u32>>,
     /// Empty for text, so not counted: it grows to the most rows that a step was given.
     given: GivenRows,
     /// By token; empty where attention says it, as for text.
@@ -160,6 +162,10 @@ impl Slot {
         self.clear();
         self.tokens.extend_from_slice(&batch.tokens);
         self.positions.extend_from_slice(&batch.positions);
+        self.sections.resize(batch.sections.len(), Vec::new());
+        for (section, positions) in self.sections.iter_mut().zip(&batch.sections) {
+            section.extend_from_slice(positions);
+        }
         self.given.columns = batch.given.columns;
         self.given.values.extend_from_slice(&batch.given.values);
         self.lasts.extend_from_slice(&batch.lasts);
@@ -205,6 +211,7 @@ impl Slot {
     fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
+        self.sections.iter_mut().for_each(Vec::clear);
         self.given.values.clear();
         self.lasts.clear();
         self.rows.clear();
@@ -247,6 +254,11 @@ impl Slot {
     /// The position each token is rotated by.
     pub(super) fn positions(&self) -> &[u32] {
         &self.positions
+    }
+
+    /// The further sections of each token's position; none where there is one.
+    pub(super) fn sections(&self) -> &[Vec<u32>] {
+        &self.sections
     }
 
     /// What given tokens stand for.

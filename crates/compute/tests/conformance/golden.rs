@@ -254,6 +254,7 @@ fn rope_is_that_of_transformers_at_positions_beyond_zero() {
                 frequencies: cpu.upload_values(&case.frequencies).unwrap(),
                 pairs: case.frequencies.len(),
                 magnitude: 1.0,
+                sections: Vec::new(),
             };
             let mut qkv = filled(cpu, heads.qkv_columns(), &case.qkv);
             let mut batch = batch(0, case.positions.len(), vec![]);

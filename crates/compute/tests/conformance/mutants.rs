@@ -26,6 +26,10 @@ enum Fault {
     WrongPage,
     /// Rotary positions count from one.
     PositionOffByOne,
+    /// All pairs turn by the first section of a position.
+    OneSection,
+    /// Of given rows the first columns are added.
+    GivenFirst,
     /// All layers of a group share the first one's pages.
     OneLayer,
     /// The window is not known.
@@ -167,6 +171,8 @@ enum Fault {
 const FAULTS: &[(Fault, Op)] = &[
     (Fault::WrongPage, Op::Attention),
     (Fault::PositionOffByOne, Op::Rope),
+    (Fault::OneSection, Op::Rope),
+    (Fault::GivenFirst, Op::Add),
     (Fault::OneLayer, Op::Attention),
     (Fault::WindowIgnored, Op::Attention),
     (Fault::WindowOffByOne, Op::Attention),
@@ -514,7 +520,17 @@ impl Backend for Mutant {
         self.inner.qk_norm(&step.inner, heads, &QkNorm { query, key, value }, qkv)
     }
 
+    fn add_given(&self, step: &Step, column: usize, x: &mut Buf) -> Result<(), Error> {
+        let column = if self.has(Fault::GivenFirst) { 0 } else { column };
+        self.inner.add_given(&step.inner, column, x)
+    }
+
     fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        if self.has(Fault::OneSection) {
+            let frequencies = self.inner.upload_values(rope.frequencies.values())?;
+            let one = Rope { frequencies, sections: Vec::new(), ..*rope };
+            return self.inner.rope(&step.inner, heads, &one, qkv);
+        }
         self.inner.rope(&step.inner, heads, rope, qkv)
     }
 

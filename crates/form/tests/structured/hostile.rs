@@ -1,11 +1,15 @@
 //! Forms made to hurt: each is refused or bounded, soon.
 
 use std::{
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use fornax_form::{Form, FormError};
+use fornax_form::{Form, FormError, Owner};
 use serde_json::{Value, json};
 
 use crate::world::Tokens;
@@ -250,4 +254,49 @@ fn many_who_ask_for_the_same_wait_for_one_and_only_some_are_kept() {
     grammars.compile(&order("a", "b")).unwrap();
     grammars.compile(&order("b", "a")).unwrap();
     assert_eq!(grammars.compiled(), before + 3);
+}
+
+#[test]
+fn what_one_owner_has_compiled_pushes_out_its_own_and_waits_for_nobody_elses() {
+    let grammars = Tokens::new().grammars();
+    let (alice, mallory): (Owner, Owner) = (Some("alice".into()), Some("mallory".into()));
+    let compile = |owner: &Owner, word: &str, remark: usize| {
+        let form = Form::Grammar(format!("start: \"{word}\" // {}", "x".repeat(remark)));
+        drop(grammars.compile_for(&form, owner, &|| true).unwrap());
+    };
+    let hers = || (0..8).for_each(|number| compile(&alice, &format!("hers {number}"), 0));
+    hers();
+    (0..200).for_each(|number| compile(&mallory, &format!("his {number}"), 0));
+    // Nor by their bytes.
+    (0..12).for_each(|number| compile(&mallory, &format!("his {number}"), 600_000));
+    let before = grammars.compiled();
+    hers();
+    assert_eq!(grammars.compiled(), before, "all of hers are still there");
+    compile(&mallory, "his 0", 0);
+    assert_eq!(grammars.compiled(), before + 1, "his own made room");
+
+    // He has begun to compile a form that she asks for, and does not come to an end.
+    let grammars = Tokens::new().grammars();
+    let (begun, ended) = (Arc::new(Barrier::new(2)), Arc::new(AtomicBool::new(false)));
+    let trials = Arc::new(AtomicUsize::new(0));
+    let (begins, ends, counts) = (Arc::clone(&begun), Arc::clone(&ended), Arc::clone(&trials));
+    grammars.try_with(Arc::new(move |_, _| {
+        if counts.fetch_add(1, Ordering::SeqCst) == 0 {
+            begins.wait();
+            while !ends.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+        }
+        Ok(())
+    }));
+    let form = Form::Regex("theirs".to_owned());
+    thread::scope(|scope| {
+        scope.spawn(|| drop(grammars.compile_for(&form, &mallory, &|| true).unwrap()));
+        begun.wait();
+        // If she waited for him, she would be asked whether it is still wanted, and it is not.
+        let hers = grammars.compile_for(&form, &alice, &|| false);
+        ended.store(true, Ordering::SeqCst);
+        drop(hers.unwrap());
+    });
+    assert_eq!(trials.load(Ordering::SeqCst), 2);
 }

@@ -48,6 +48,15 @@ pub(crate) struct DeviceArgs {
     /// Refuse to use more memory than this: bytes, or with KiB, MiB, GiB [default: what the machine has]
     #[arg(long, value_name = "BYTES", value_parser = byte_size)]
     pub(crate) memory_limit: Option<u64>,
+    /// Load a model that reads images without what reads them
+    #[arg(long)]
+    pub(crate) no_images: bool,
+    /// Most tokens that an image becomes; larger ones are shrunk [default: 1024]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive, conflicts_with = "no_images")]
+    pub(crate) image_tokens: Option<usize>,
+    /// The file that reads images for a GGUF model; one in the model's own folder is found without this
+    #[arg(long, value_name = "FILE", conflicts_with = "no_images")]
+    pub(crate) mmproj: Option<std::path::PathBuf>,
     /// Same tokens whatever else runs; always so, on the CPU and on GPUs
     #[arg(long)]
     pub(crate) deterministic: bool,
@@ -158,6 +167,13 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
             Activations::Float => fornax::Activations::Float,
             Activations::Int8 => fornax::Activations::Integer,
         });
+    }
+    options = options.images(!args.no_images);
+    if let Some(tokens) = args.image_tokens {
+        options = options.image_tokens(tokens);
+    }
+    if let Some(path) = &args.mmproj {
+        options = options.projector(path);
     }
     if let Some(name) = &args.kv_dtype {
         options = options.kv_dtype(kv_dtype(name)?);

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use fornax_form::{Form, FormError, Grammars, Trial, Vocabulary};
-use rustix::process::{Resource, Rlimit, Signal, nice, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getpriority_process, setpriority_process, setrlimit};
 
 use crate::cli::args::byte_size;
 
@@ -23,6 +23,12 @@ const ADDRESSES: u64 = 2 << 30;
 
 /// Memory that is promised beside it: the compiler's stack of 256 MiB, of which little is used.
 const PROMISED: u64 = 320 << 20;
+
+/// An ordinary form is compiled in less. What takes longer gives way to whatever is computed for those who were let in.
+const SHORT: Duration = Duration::from_millis(100);
+
+/// By how much.
+const NICE: i32 = 10;
 
 /// How often is looked whether it has ended, at first and at most.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
@@ -44,8 +50,6 @@ pub(crate) fn compile_form(args: &CompileForm) -> anyhow::Result<()> {
         setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })
             .context("no limit can be set")
     };
-    // Whatever is computed for those who were let in comes first. Where that cannot be had, it is as it was.
-    let _ = nice(10);
     // Where there is not as much memory as the limit says, this process goes, and not the one that waits for it.
     drop(std::fs::write("/proc/self/oom_score_adj", "1000"));
     limit(Resource::Core, 0)?;
@@ -58,10 +62,29 @@ pub(crate) fn compile_form(args: &CompileForm) -> anyhow::Result<()> {
     let mut bytes: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     bytes.push(Vec::new());
     let encode = Arc::new(|bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).collect());
+    // Where no thread can be had, it is as nice as whoever started it.
+    drop(std::thread::Builder::new().spawn(|| {
+        std::thread::sleep(SHORT);
+        give_way();
+    }));
     let grammars = Grammars::new(Vocabulary { bytes, end_tokens: vec![256], encode })?;
     // Why it may be refused is found again by whoever asked.
     drop(grammars.compile(&form));
     Ok(())
+}
+
+/// Lets others go before this process. On Linux each thread has a priority of its own, and those that come later begin
+/// with that of the first one. Where it cannot be had, it stays as it was.
+fn give_way() {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let ids = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    let mut threads: Vec<Option<Pid>> = ids.map(Pid::from_raw).collect();
+    if threads.is_empty() {
+        threads.push(None);
+    }
+    for thread in threads {
+        let _ = getpriority_process(thread).and_then(|now| setpriority_process(thread, now + NICE));
+    }
 }
 
 /// Tries forms within so much memory and so many seconds.

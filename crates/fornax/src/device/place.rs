@@ -1,6 +1,6 @@
 //! A device as a place for models: what they take there, and how they are loaded.
 
-use fornax_compute::{Backend, Batch, Counting, KvDType, Memory as _, Sizes, Usage};
+use fornax_compute::{Backend, Batch, Counting, KvDType, Memory as _, Need, Sizes, Usage};
 use fornax_engine::{Ask, Local, LocalParts, Plan, Planner, Runner, StepLimits};
 use fornax_format::Checkpoint;
 use fornax_model::{Adapter, AdapterRoom, Config, Limits, Model};
@@ -77,6 +77,8 @@ pub(crate) struct Wish {
     /// Tokens of the tokenizer.
     pub(crate) vocabulary: u64,
     pub(crate) limit_bytes: u64,
+    /// Bytes of what reads images, which the process takes beside the model.
+    pub(crate) tower_bytes: u64,
     /// Bytes of the device that others will have given back.
     pub(crate) returning: u64,
     /// Room for adapters that come while the model is loaded.
@@ -102,6 +104,9 @@ pub(crate) trait Place: Send {
 
     /// Says by name what of a model cannot be computed here.
     fn refuse(&self, checkpoint: &Checkpoint, config: &Config, step: StepLimits) -> Result<(), Error>;
+
+    /// Refuses what is not computed here.
+    fn supports(&self, need: Need) -> Result<(), Error>;
 
     /// Loads the model and its cache on the thread that will compute.
     fn runner(
@@ -144,7 +149,7 @@ impl<A: Arm> Place for A {
             kv_dtype: wish.kv_dtype.unwrap_or(self.kv_dtype()),
             step_tokens: self.step_tokens(),
             logit_rows: wish.logit_rows,
-            runtime_bytes: self.runtime_bytes(wish.vocabulary),
+            runtime_bytes: self.runtime_bytes(wish.vocabulary).saturating_add(wish.tower_bytes),
             limit_bytes: wish.limit_bytes.min(free),
         };
         planned(self, model, wish.adapter_room, &ask)
@@ -154,6 +159,10 @@ impl<A: Arm> Place for A {
         let memory = Counting::new(self.sizes(step));
         let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
         Ok(fornax_model::measure(checkpoint, config, &memory, limits)?)
+    }
+
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        Ok(self.sizes(StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 }).supports(need)?)
     }
 
     fn runner(
@@ -174,6 +183,10 @@ impl<A: Arm> Place for A {
             depth: self.depth(),
             vocab: u32::try_from(vocab).expect("the configuration bounds the vocabulary"),
         });
+        let local = match blueprint.config.given() {
+            Some(columns) => local.with_given(columns).with_sections(blueprint.config.position_sections()),
+            None => local,
+        };
         Ok((Box::new(local), usage))
     }
 

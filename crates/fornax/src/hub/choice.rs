@@ -43,9 +43,10 @@ const SINGLE: &str = "model.safetensors";
 
 /// What is read of a folder beside its weights; the last are how a sentence encoder pools, and what
 /// stands behind.
-const BESIDE: [&str; 11] = [
+const BESIDE: [&str; 12] = [
     "config.json",
     "generation_config.json",
+    "preprocessor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",

@@ -68,7 +68,12 @@ impl Model {
             output: zeros_for(Role::Tokens, DType::BF16, HIDDEN, HIDDEN)?,
             gate_up: zeros_for(gates, DType::Q8_0, 2 * FFN, HIDDEN)?,
             down: zeros_for(Role::Tokens, DType::BF16, HIDDEN, FFN)?,
-            rope: Rope { frequencies: cuda.upload_values(&[1.0; 16])?, pairs: 16, magnitude: 1.0 },
+            rope: Rope {
+                frequencies: cuda.upload_values(&[1.0; 16])?,
+                pairs: 16,
+                magnitude: 1.0,
+                sections: Vec::new(),
+            },
             kv: cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 })?,
             residual: cuda.alloc(Purpose::Residual, TOKENS_MAX, HIDDEN)?,
             branch: rows(HIDDEN)?,
@@ -264,7 +269,7 @@ fn prompts_of_heads_that_wgmma_takes_are_attended_to_by_it_on_hopper() {
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
         let (mut qkv, mut out) = (rows(heads.qkv_columns()), rows(8 * dim));
         let frequencies = cuda.upload_values(&vec![0.5; dim / 2]).unwrap();
-        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0 };
+        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0, sections: Vec::new() };
         let attention = Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 0.1);
         let mut batch = Batch::default();
         for (slot, (start, len)) in [(0, 40), (9, 1)].into_iter().enumerate() {
@@ -355,7 +360,7 @@ fn attention_is_compiled_in_the_form_that_steps_ask_for() {
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
         let (mut qkv, mut out) = (rows(heads.qkv_columns()), rows(query * dim));
         let frequencies = cuda.upload_values(&vec![0.5; dim / 2]).unwrap();
-        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0 };
+        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0, sections: Vec::new() };
         let rope = rotates.then_some(&rope);
         for tokens in [40, 1] {
             let step = cuda.begin(&prompt_batch(tokens)).unwrap();

@@ -572,6 +572,9 @@ impl Cuda {
 
 fn rotation(slot: &Slot, heads: Heads, rope: &Rope<Buf>, qkv: &Buf) -> Result<Rotation, Error> {
     operands::rope(slot.tokens, heads, rope, qkv)?;
+    if !rope.sections.is_empty() {
+        return Err(Error::Unsupported { what: Need::Sections.to_string(), backend: "cuda" });
+    }
     Ok(Rotation {
         frequencies: rope.frequencies.pointer(),
         pairs: int(rope.pairs),

@@ -32,6 +32,7 @@ pub(crate) const LLAMA: Facts = Facts {
     yarn_truncates: true,
     partial_rotary: None,
     proportional_rotary: None,
+    sections: None,
     rotary: RotaryRule::EveryLayer,
     window_rope_base: None,
     full_head_dim: None,

@@ -42,6 +42,7 @@ mod qwen2moe;
 mod qwen3;
 mod qwen35;
 mod qwen3moe;
+mod qwen3vl;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
@@ -59,6 +60,7 @@ pub(crate) const TABLE: &[Facts] = &[
     qwen2moe::QWEN2_MOE,
     qwen3::QWEN3,
     qwen3moe::QWEN3_MOE,
+    qwen3vl::QWEN3_VL,
     olmo2::OLMO2,
     phi3::PHI3,
     gemma::GEMMA,

@@ -24,6 +24,7 @@ pub(crate) const QWEN35: Facts = Facts {
     bias: BiasRule::Never,
     window: WindowRule::Never,
     partial_rotary: Some(0.25),
+    sections: Some([11, 11, 10]),
     recurrent: Some(Recurrent::DeltaRule { gguf: KeySharing::Turns }),
     ..QWEN3
 };
@@ -46,6 +47,7 @@ pub(crate) const QWEN3_NEXT: Facts = Facts {
     classes: &["Qwen3NextForCausalLM"],
     beginnings: &[],
     not_text: &["mtp.", "model.mtp."],
+    sections: None,
     names: &[ENDS, NORMS, ATTENTION, QK_NORMS, DELTA, INPUTS_BY_KEY_HEAD, MLP, QWEN_EXPERTS, SHARED],
     experts: Some(ShareRule::Configured { gguf: Shares::OfChosen, hugging_face: Shares::OfAll }),
     recurrent: Some(Recurrent::DeltaRule { gguf: KeySharing::Neighbours }),

@@ -33,7 +33,12 @@ struct Tested {
 }
 
 fn tested() -> Vec<Tested> {
-    let mut paths: Vec<_> = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    // Those that read images have a folder of their own, with their towers beside them.
+    let folders = [folder(), folder().join("../images")];
+    let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let is_tower = |path: &Path| path.file_name().unwrap().to_string_lossy().starts_with("mmproj");
+    let mut paths: Vec<_> = paths.filter(|path| !is_tower(path)).collect();
     paths.sort();
     let checkpoints = paths.iter().filter_map(|path| {
         let container = match path.is_dir() {

@@ -108,6 +108,7 @@ fn every_fact_of_an_architecture_matters() {
         yarn_truncates,
         partial_rotary,
         proportional_rotary,
+        sections,
         rotary,
         window_rope_base,
         full_head_dim,
@@ -130,8 +131,9 @@ fn every_fact_of_an_architecture_matters() {
         recurrent,
     });
     // A label; what finds the row, which the table's own tests flip; two with tests of their own below; those of encoders
-    // beside.
-    let elsewhere = ["name", "model_types", "classes", "names", "rope_base", "encoder", "head_function"];
+    // beside; what matters where images are read (`images.rs`).
+    let elsewhere =
+        ["name", "model_types", "classes", "names", "rope_base", "encoder", "head_function", "sections"];
     check_all::<Facts>(
         &fields,
         &elsewhere,
@@ -380,6 +382,8 @@ fn every_number_of_a_configuration_matters() {
         norm_eps,
         rope,
         window_rope,
+        sections,
+        levels,
         tied,
         parallel,
         qk_norm,
@@ -402,11 +406,13 @@ fn every_number_of_a_configuration_matters() {
         dense,
         adapter_room,
     });
-    // Facts, rope, scales and encoders have their own tests. The context bounds requests and computes nothing; nor does room
-    // for adapters that may come.
+    // Facts, rope, scales, encoders, what images are read by and room for adapters have their own tests. The context
+    // bounds requests and computes nothing.
     let untested = [
         "facts",
         "rope",
+        "sections",
+        "levels",
         "context",
         "first_position",
         "scales",

@@ -11,6 +11,7 @@ mod fixture;
 mod flips;
 mod fuzz;
 mod golden;
+mod images;
 mod keys;
 mod real;
 mod refusals;

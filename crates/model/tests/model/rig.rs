@@ -1,8 +1,10 @@
 //! A model on the CPU backend with pages for some sequences, fed step by step.
 
+use std::ops::Range;
+
 use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Kv, Simd};
 use fornax_compute::{
-    Backend, Batch, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, PageId, Row, RowState, Token,
+    Backend, Batch, GivenRows, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, PageId, Row, RowState, Token,
 };
 use fornax_format::Checkpoint;
 use fornax_model::{Adapter, Config, Error, Limits, Model, load_with};
@@ -37,6 +39,15 @@ pub(crate) struct Rig {
     groups: Vec<KvGroup>,
     vocab: usize,
     room: Room,
+}
+
+/// A prompt with rows in place of some of its tokens.
+#[derive(Clone)]
+pub(crate) struct Seen {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) given: GivenRows,
+    /// Where each of them is.
+    pub(crate) sections: Vec<Vec<u32>>,
 }
 
 /// One sequence's share of a step, all of whose positions want logits.
@@ -101,6 +112,48 @@ impl Rig {
             };
             batch.push(row, share.tokens.iter().map(|token| Token::Known(*token)));
         }
+        let step = self.backend.begin(&batch).unwrap();
+        self.model.forward(&self.backend, &mut self.kv, &step).unwrap();
+        let logits = self.backend.read(self.model.logits(), 0, batch.wanted()).unwrap();
+        self.backend.finish(step).unwrap();
+        logits.chunks_exact(self.vocab).map(<[f32]>::to_vec).collect()
+    }
+
+    /// Logits of a part of what is shown.
+    pub(crate) fn show(&mut self, slot: usize, part: Range<usize>, seen: &Seen) -> Vec<Vec<f32>> {
+        self.show_with((slot, part), seen, &[])
+    }
+
+    /// The same of the first sequence, with a text of another one behind it.
+    pub(crate) fn show_beside(&mut self, part: Range<usize>, seen: &Seen, text: &[u32]) -> Vec<Vec<f32>> {
+        self.show_with((0, part), seen, text)
+    }
+
+    fn show_with(&mut self, (slot, part): (usize, Range<usize>), seen: &Seen, text: &[u32]) -> Vec<Vec<f32>> {
+        let mut batch = Batch { given: seen.given.clone(), ..Batch::default() };
+        let placeholders = vec![0; part.len()];
+        let shares = [
+            Share { slot, start: part.start, tokens: &placeholders },
+            Share { slot: slot + 1, start: 0, tokens: text },
+        ];
+        for share in shares.iter().filter(|share| !share.tokens.is_empty()) {
+            if self.groups.iter().any(|group| group.kind.is_state()) {
+                batch.states.push(self.states(share));
+            }
+            let len = u32::try_from(share.tokens.len()).unwrap();
+            let row = Row {
+                slot: u32::try_from(share.slot).unwrap(),
+                start: u32::try_from(share.start).unwrap(),
+                len,
+                pages: self.paged().map(|group| self.pages(group, share)).collect(),
+                wanted: len,
+            };
+            batch.push(row, share.tokens.iter().map(|token| Token::Known(*token)));
+        }
+        batch.tokens[..part.len()].copy_from_slice(&seen.tokens[part.clone()]);
+        let behind = batch.positions.split_off(part.len());
+        let section = |at: usize| [&seen.sections[at][part.clone()], &behind].concat();
+        (batch.positions, batch.sections) = (section(0), (1..seen.sections.len()).map(section).collect());
         let step = self.backend.begin(&batch).unwrap();
         self.model.forward(&self.backend, &mut self.kv, &step).unwrap();
         let logits = self.backend.read(self.model.logits(), 0, batch.wanted()).unwrap();

@@ -1,8 +1,8 @@
 //! A request for a message, and the question that it asks.
 
 use fornax_chat::{
-    Ask, Call, Choice as Demand, Content, Definition, Effort, Message, Outcome, Question, Role, Thinking,
-    Tools,
+    Ask, Call, Choice as Demand, Content, Definition, Effort, Message, Outcome, Question, READS_NO_IMAGES,
+    Role, Thinking, Tools,
 };
 use fornax_form::Form;
 use serde::Deserialize;
@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use crate::{
     ask::{
         chat::{ChatAsk, Names},
+        image::{self, Blind},
         params::{Params, Stop},
         prepare::Preparing,
     },
@@ -131,7 +132,18 @@ struct Block {
     tool_use_id: Option<String>,
     /// Of a tool_result: a string, or blocks of type text.
     content: Option<Value>,
+    /// Of an image.
+    source: Option<Source>,
     is_error: Option<bool>,
+}
+
+/// Where a picture is.
+#[derive(Debug, Deserialize, ToSchema)]
+struct Source {
+    /// base64, or url: of a data URL.
+    r#type: String,
+    data: Option<String>,
+    url: Option<String>,
 }
 
 /// A tool of the caller's.
@@ -259,7 +271,7 @@ impl AnthropicMore {
             messages.push(Message::system(system.text("system", &mut faults)));
         }
         for (index, turn) in turns.iter().enumerate() {
-            messages.extend(turn.message(&format!("messages[{index}].content"), &mut faults));
+            messages.extend(turn.message(&format!("messages[{index}].content"), served.blind(), &mut faults));
         }
         let continues = turns.last().is_some_and(|turn| turn.role == Speaker::Assistant);
         self.leave_out(&mut messages, &mut faults);
@@ -283,6 +295,7 @@ impl AnthropicMore {
             params: &params,
             max_tokens: max_tokens.map(|count| count as usize),
             top_logprobs: None,
+            counts: max_tokens.is_none(),
             names: &NAMES,
         };
         chat.ask(served)
@@ -408,7 +421,12 @@ impl Blocks {
         for (index, block) in blocks.iter().enumerate() {
             match &block.text {
                 Some(text) if block.r#type == "text" => texts.push(text.as_str()),
-                _ => faults.push(unreadable(format!("{path}[{index}].type"), &block.r#type, "text")),
+                _ => faults.push(unreadable(
+                    format!("{path}[{index}].type"),
+                    &block.r#type,
+                    Some(READS_NO_IMAGES),
+                    "text",
+                )),
             }
         }
         texts.join("\n")
@@ -417,7 +435,7 @@ impl Blocks {
 
 impl AnthropicMessage {
     /// What it says; nothing where a user sends no blocks.
-    fn message(&self, path: &str, faults: &mut Vec<Fault>) -> Option<Message> {
+    fn message(&self, path: &str, blind: Blind, faults: &mut Vec<Fault>) -> Option<Message> {
         let role = match self.role {
             Speaker::User => Role::User,
             Speaker::Assistant => Role::Assistant,
@@ -429,7 +447,7 @@ impl AnthropicMessage {
         };
         let blocks = blocks.iter().enumerate();
         let content: Vec<Content> = blocks
-            .filter_map(|(index, block)| block.content(role, &format!("{path}[{index}]"), faults))
+            .filter_map(|(index, block)| block.content(role, &format!("{path}[{index}]"), blind, faults))
             .collect();
         let is_silent = role == Role::User && content.is_empty();
         (!is_silent).then(|| Message::of(role, content))
@@ -438,7 +456,23 @@ impl AnthropicMessage {
 
 impl Block {
     /// What it says, unless something is wrong with it.
-    fn content(&self, role: Role, path: &str, faults: &mut Vec<Fault>) -> Option<Content> {
+    fn content(&self, role: Role, path: &str, blind: Blind, faults: &mut Vec<Fault>) -> Option<Content> {
+        if let ("image", Role::User, None) = (self.r#type.as_str(), role, blind) {
+            let source = format!("{path}.source");
+            return match &self.source {
+                Some(Source { r#type, data: Some(data), .. }) if r#type == "base64" => {
+                    image::of_base64(data, &format!("{source}.data"), blind, faults)
+                }
+                Some(Source { r#type, url: Some(url), .. }) if r#type == "url" => {
+                    image::of_url(url, &format!("{source}.url"), blind, faults)
+                }
+                _ => {
+                    faults.push(Fault::rule(source, "must be a picture in base64, or a data URL"));
+                    None
+                }
+            }
+            .map(Content::Image);
+        }
         let mut needed = |name: &str| {
             faults.push(Fault::rule(format!("{path}.{name}"), "is required"));
             String::new()
@@ -469,8 +503,8 @@ impl Block {
                 return None;
             }
             (other, _) => {
-                let rule = "one of text, thinking, redacted_thinking, tool_use and tool_result";
-                faults.push(unreadable(format!("{path}.type"), other, rule));
+                let rule = "one of text, image, thinking, redacted_thinking, tool_use and tool_result";
+                faults.push(unreadable(format!("{path}.type"), other, blind, rule));
                 return None;
             }
         })

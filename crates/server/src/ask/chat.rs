@@ -1,6 +1,8 @@
 //! A chat, whichever API asks for it.
 
-use fornax_chat::{Ask, Choice, Definition, Error, Model, Place, Prepared, Question, ToolField, Tools};
+use fornax_chat::{
+    Ask, Choice, Definition, Error, Model, Place, Prepared, Question, ToolField, Tools, Unseen,
+};
 
 use super::{
     params::{Params, Wanted},
@@ -17,6 +19,8 @@ pub(crate) struct ChatAsk<'a> {
     pub(crate) params: &'a Params,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) top_logprobs: Option<u32>,
+    /// Only the length of the prompt is wanted: nobody looks at its pictures.
+    pub(crate) counts: bool,
     pub(crate) names: &'static Names,
 }
 
@@ -85,6 +89,8 @@ impl Names {
             }
             Error::Form(error) => ApiError::form("tools", &error),
             Error::Said { field, error } => ApiError::form(field, &error),
+            Error::Unseen(Unseen::Failed(_)) => ApiError::new(Code::Internal, error.to_string()),
+            Error::Unseen(_) => ApiError::new(Code::ExecutionTimeout, error.to_string()),
             Error::Text(error) => error.into(),
         }
     }
@@ -98,13 +104,23 @@ impl ChatAsk<'_> {
             tokenizer: &served.tokenizer,
             template: (*served.template).as_ref(),
             asks_anew: served.asks_anew,
+            sight: served.sight.as_deref().map_err(|reason| *reason),
         };
         let wrong = |error| self.names.error(error, served);
         self.question.check(model).map_err(wrong)?;
         check_length(served, self.question.conversation.bytes())?;
-        let Prepared { prompt, form, reading } = self.question.prepare(model, &compile).map_err(wrong)?;
+        let Prepared { prompt, shown, form, reading } =
+            self.question.prepare(model, &compile).map_err(wrong)?;
+        // The engine would say so only when the pictures have been looked at.
+        let context = served.engine.capacity().context;
+        let pieces = match model.sight {
+            Ok(sight) if !self.counts && !shown.is_empty() && prompt.len() <= context => served
+                .look(|go_on| shown.iter().map(|shown| shown.look(sight, go_on).map_err(wrong)).collect())?,
+            _ => Vec::new(),
+        };
         let wanted = Wanted {
             prompt,
+            pieces,
             max_tokens: self.max_tokens,
             form,
             top_logprobs: self.top_logprobs,

@@ -3,7 +3,7 @@
 use std::{
     ops::Deref,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -23,7 +23,8 @@ use crate::{
     },
     served::Served,
     shape::{self, Body},
-    shares::Share,
+    shares::{Share, Shares},
+    turns::Turn,
 };
 
 /// Reads the body of a request, lets it in to the model that it names, and makes of it what is asked; parsing,
@@ -93,29 +94,33 @@ pub(crate) async fn on_a_thread<T: Send + 'static>(
     served: &Arc<Served>,
     work: impl FnOnce(&Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let served = Arc::clone(served);
-    blocking(app, tenant, move |patience| work(&Preparing { served: &served, patience })).await
+    let (served, owner, looking) = (Arc::clone(served), tenant.clone(), Arc::clone(&app.looking));
+    blocking(app, tenant, move |patience| {
+        work(&Preparing { served: &served, owner, patience, looking: &looking })
+    })
+    .await
 }
 
-/// Does work on a thread that may block, with as many others as there are cores. The turn belongs to the thread: it is
-/// over when the work is, not when whoever asked has left.
+/// Does work on a thread that may block, when it is its owner's turn. The turn belongs to the thread: it is over when the
+/// work is, not when whoever asked has left.
 pub(crate) async fn blocking<T: Send + 'static>(
     app: &App,
     tenant: &Tenant,
     work: impl FnOnce(&Patience) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let turn = app.preparing.take(tenant, 1).await;
+    let turn = app.preparing.take(tenant).await;
     let limit = app.options.prepare_timeout;
-    let patience = Arc::new(Patience { until: Instant::now() + limit, limit, left: AtomicBool::new(false) });
-    let asker = Asker(Arc::clone(&patience));
+    let time = Arc::new(Time { until: Instant::now() + limit, limit, left: AtomicBool::new(false) });
+    let asker = Asker(Arc::clone(&time));
     let (done, working) = oneshot::channel();
     // A form that is sent in parts is read with it.
     let runtime = Handle::current();
     let thread = std::thread::Builder::new().name("prepare".to_owned()).spawn(move || {
-        give_way();
+        become_nice(turn.nice());
         let _runtime = runtime.enter();
+        let patience = Patience { time, turn: Mutex::new(Some(turn)) };
         let made = patience.check().and_then(|()| work(&patience));
-        drop(turn);
+        drop(patience);
         drop(done.send(made));
     });
     if thread.is_err() {
@@ -131,15 +136,13 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Lets what is computed for those who were let in go before this thread, where both want a core. It cannot be taken back
-/// without privileges, so the thread is for nothing else.
-fn give_way() {
-    /// A third of the weight of a thread that gives no way.
+/// Lets others go before this thread by so much more, where both want a core. It cannot be taken back without privileges, so
+/// the thread is for nothing else.
+#[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "it would be the whole program's"))]
+fn become_nice(nice: i32) {
+    // Of this thread alone, and of the threads and processes that it starts. Where it cannot be had, it stays as it was.
     #[cfg(target_os = "linux")]
-    const NICE: i32 = 5;
-    // On Linux that is this thread's alone; elsewhere it would be the whole program's.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::nice(NICE);
+    let _ = rustix::process::nice(nice);
 }
 
 fn gone() -> ApiError {
@@ -149,7 +152,11 @@ fn gone() -> ApiError {
 /// A model, for work on a question that stops when its time is over or nobody waits for it any more.
 pub(crate) struct Preparing<'a> {
     served: &'a Served,
+    /// Whose question it is.
+    owner: Tenant,
     patience: &'a Patience,
+    /// Turns of looking at pictures.
+    looking: &'a Arc<Shares>,
 }
 
 impl Deref for Preparing<'_> {
@@ -166,27 +173,72 @@ impl Preparing<'_> {
         self.patience.check()
     }
 
+    /// Looks at pictures, as long as anybody wants it. The turn of preparing is over: what follows takes long, and is done
+    /// for as few at once as decoded pictures have room. Turns of it are shared among tenants, too.
+    pub(crate) fn look<T>(
+        &self,
+        work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        self.patience.end_turn();
+        let time = &self.patience.time;
+        let take = tokio::time::timeout_at(time.until.into(), self.looking.take(&self.owner, 1));
+        let _turn = Handle::current().block_on(take).map_err(|_| time.late())?;
+        self.check()?;
+        let made = work(&|| !self.patience.is_over());
+        // What was given up says how long it took.
+        self.check()?;
+        made
+    }
+
     /// Compiles a form, as long as anybody wants it.
     pub(crate) fn compile(&self, form: &Form) -> Result<Grammar, FormError> {
-        self.grammars.compile_while(form, &|| !self.patience.is_over())
+        self.grammars.compile_for(form, &self.owner, &|| !self.patience.is_over())
+    }
+}
+
+/// The turn of the thread that prepares, and how long it may go on.
+pub(crate) struct Patience {
+    time: Arc<Time>,
+    /// None once it is over, with work that has turns of its own.
+    turn: Mutex<Option<Turn>>,
+}
+
+impl Patience {
+    /// Asked between pieces of work, on the thread that does them.
+    pub(crate) fn is_over(&self) -> bool {
+        if let Some(nice) = self.turn().as_ref().and_then(Turn::look) {
+            become_nice(nice);
+        }
+        self.time.is_over()
+    }
+
+    /// Ends the turn, for work that takes long and has turns of its own.
+    fn end_turn(&self) {
+        if let Some(nice) = self.turn().take().and_then(Turn::end) {
+            become_nice(nice);
+        }
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Option<Turn>> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        if self.is_over() { Err(self.time.late()) } else { Ok(()) }
     }
 }
 
 /// How long preparing may go on.
-pub(crate) struct Patience {
+struct Time {
     until: Instant,
     limit: Duration,
     /// Whoever asked is gone.
     left: AtomicBool,
 }
 
-impl Patience {
-    pub(crate) fn is_over(&self) -> bool {
+impl Time {
+    fn is_over(&self) -> bool {
         self.left.load(Ordering::Relaxed) || Instant::now() >= self.until
-    }
-
-    pub(crate) fn check(&self) -> Result<(), ApiError> {
-        if self.is_over() { Err(self.late()) } else { Ok(()) }
     }
 
     fn late(&self) -> ApiError {
@@ -196,7 +248,7 @@ impl Patience {
 }
 
 /// Whoever waits for what is prepared. Dropping it stops the work.
-struct Asker(Arc<Patience>);
+struct Asker(Arc<Time>);
 
 impl Drop for Asker {
     fn drop(&mut self) {

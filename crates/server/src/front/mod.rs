@@ -7,4 +7,5 @@ pub(crate) mod line;
 pub(crate) mod origin;
 pub(crate) mod silent;
 pub(crate) mod stalled;
+pub(crate) mod told;
 pub(crate) mod upload;

@@ -15,7 +15,7 @@ use axum::body::Body;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::Notify;
 
-use super::door::Place;
+use super::{door::Place, told::Room};
 
 /// Those of a server.
 #[derive(Default)]
@@ -111,11 +111,15 @@ pub(crate) struct Answer {
     _asking: Asking,
     /// Among the requests of its key, where it was let in.
     _place: Option<Place>,
+    /// Among what is held for callers, of what was kept.
+    _room: Option<Room>,
+    /// Whether any of it was handed over.
+    begun: bool,
 }
 
 impl Answer {
-    pub(crate) fn new(body: Body, asking: Asking, place: Option<Place>) -> Answer {
-        Answer { body, _asking: asking, _place: place }
+    pub(crate) fn new(body: Body, asking: Asking, place: Option<Place>, room: Option<Room>) -> Answer {
+        Answer { body, _asking: asking, _place: place, _room: room, begun: false }
     }
 }
 
@@ -127,11 +131,14 @@ impl hyper::body::Body for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        self.begun = true;
         Pin::new(&mut self.body).poll_frame(context)
     }
 
+    /// Not told before the end is asked for: who is told drops the answer, and its place with it, while its last part is
+    /// still to be written.
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        !self.begun && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -17,7 +17,7 @@ use crate::{
     app::App,
     ask::prepare::{Read, on_a_thread, read},
     error::{ApiError, Code, Fault},
-    front::{body::RawBody, keys::Caller},
+    front::{body::RawBody, keys::Caller, told::Told},
     shape::{Unknown, body},
     work::check_priority,
 };
@@ -117,7 +117,7 @@ pub(crate) async fn runsync(
     wait: Result<Query<Wait>, QueryRejection>,
     headers: HeaderMap,
     body: RawBody,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Told, ApiError> {
     let Query(wait) = wait.map_err(|_| ApiError::fault(Fault::rule("wait", "must be one integer")))?;
     let wait = wait.wait.unwrap_or(WAIT_MS);
     if !(1000..=300_000).contains(&wait) {
@@ -131,10 +131,12 @@ pub(crate) async fn runsync(
     let mut draining = app.watch_draining();
     let until = tokio::time::Instant::now() + Duration::from_millis(wait);
     loop {
+        let room = app.room(caller.tenant(), durable.store.output_bytes(&submitted.id).await?).await?;
         let job = app.job(durable, &model, &submitted.id, &caller).await?;
         if job.state.is_final() || tokio::time::Instant::now() >= until || *draining.borrow() {
-            return Ok(Json(job.status()));
+            return Ok(Told::new(job.status(), room));
         }
+        drop((job, room));
         let changed = async { while changes.recv().await.is_ok_and(|id| *id != *submitted.id) {} };
         tokio::select! {
             () = changed => {}

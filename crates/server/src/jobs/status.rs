@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     app::App,
     error::{ApiError, Fault},
-    front::keys::Caller,
+    front::{keys::Caller, told::Told},
 };
 
 /// How a job stands.
@@ -50,14 +50,15 @@ pub(crate) async fn status(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path((endpoint, id)): Path<(String, String)>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Told, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
+    let room = app.room(caller.tenant(), durable.store.output_bytes(&id).await?).await?;
     let job = app.job(durable, &model, &id, &caller).await?;
     let mut said = job.status();
     if let Some(total) = job.items {
         said["items"] = json!({"done": durable.store.items_done(&id).await?, "total": total});
     }
-    Ok(Json(said))
+    Ok(Told::new(said, room))
 }
 
 /// What became of a job, step by step

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
-    Extension, Json,
+    Extension,
     body::Body,
     extract::{Path, State},
     http::{HeaderMap, header},
@@ -14,7 +14,11 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::sync::{broadcast, watch};
 
-use crate::{app::App, error::ApiError, front::keys::Caller};
+use crate::{
+    app::App,
+    error::ApiError,
+    front::{keys::Caller, told::Told},
+};
 
 /// How often a job is looked at that another process may work on.
 const POLL: Duration = Duration::from_millis(500);
@@ -38,6 +42,7 @@ pub(crate) async fn stream(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
+    let room = app.room(caller.tenant(), durable.store.output_bytes(&id).await?).await?;
     // The state first: what was written before it ended is then among the parts.
     let job = app.job(durable, &model, &id, &caller).await?;
     let wants_lines = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
@@ -50,7 +55,7 @@ pub(crate) async fn stream(
     let parts: Vec<Value> = parts.into_iter().map(|chunk| json!({"output": chunk.body})).collect();
     let mut said = job.status();
     said["stream"] = json!(parts);
-    Ok(Json(said).into_response())
+    Ok(Told::new(said, room).into_response())
 }
 
 /// A reader of all parts.

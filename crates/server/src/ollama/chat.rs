@@ -10,12 +10,13 @@ use utoipa::ToSchema;
 
 use super::{
     lines::{Kind, LineEnd, respond},
-    request::{KeepAlive, NAMES, OllamaOptions, Think, form, scored},
+    request::{KeepAlive, NAMES, OllamaOptions, Think, form, images, scored},
 };
 use crate::{
     app::App,
     ask::{
         chat::ChatAsk,
+        image::Blind,
         prepare::{Preparing, admit},
     },
     error::{ApiError, Fault},
@@ -60,7 +61,7 @@ struct OllamaMessage {
     role: String,
     content: Option<String>,
     thinking: Option<String>,
-    /// Not read here: a message with images is refused.
+    /// Pictures in base64, which stand before what the message says.
     #[schema(max_items = 1024)]
     images: Option<Vec<String>>,
     #[schema(max_items = 1024)]
@@ -129,8 +130,9 @@ impl OllamaChatBody {
         };
         let mut faults = Vec::new();
         let messages = messages.iter().enumerate();
-        let messages: Vec<Message> =
-            messages.filter_map(|(index, message)| message.message(index, &mut faults)).collect();
+        let messages: Vec<Message> = messages
+            .filter_map(|(index, message)| message.message(index, served.blind(), &mut faults))
+            .collect();
         let tools = self.tools.iter().flatten();
         let definitions: Vec<Definition> = tools.map(|tool| tool.function.definition()).collect();
         let tools = NAMES.tools(&definitions, &Choice::Auto, None, &mut faults);
@@ -142,21 +144,22 @@ impl OllamaChatBody {
         let (params, max_tokens) = self.options.clone().unwrap_or_default().params()?;
         let question =
             Question { conversation: messages.into(), tools, thinking, variables, form, continues: false };
-        let chat =
-            ChatAsk { question, params: &params, max_tokens, top_logprobs: self.scored()?, names: &NAMES };
+        let chat = ChatAsk {
+            question,
+            params: &params,
+            max_tokens,
+            top_logprobs: self.scored()?,
+            counts: false,
+            names: &NAMES,
+        };
         chat.ask(served).map(Some)
     }
 }
 
 impl OllamaMessage {
     /// What it says, unless something is wrong with it.
-    fn message(&self, index: usize, faults: &mut Vec<Fault>) -> Option<Message> {
-        if self.images.as_ref().is_some_and(|images| !images.is_empty()) {
-            faults.push(Fault::rule(
-                format!("messages[{index}].images"),
-                "this model reads no images; it reads text",
-            ));
-        }
+    fn message(&self, index: usize, blind: Blind, faults: &mut Vec<Fault>) -> Option<Message> {
+        let images = images(self.images.as_deref(), &format!("messages[{index}].images"), blind, faults);
         let text = self.content.clone().unwrap_or_default();
         let role = match self.role.as_str() {
             "system" => Role::System,
@@ -173,6 +176,7 @@ impl OllamaMessage {
             }
         };
         let mut content: Vec<Content> = self.thinking.iter().cloned().map(Content::Thought).collect();
+        content.extend(images);
         content.push(Content::Text(text));
         for (at, call) in self.tool_calls.iter().flatten().enumerate() {
             let field = format!("messages[{index}].tool_calls[{at}].function.arguments");

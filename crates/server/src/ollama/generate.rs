@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{Extension, extract::State, response::Response};
-use fornax_chat::{Ask, Message, Question};
+use fornax_chat::{Ask, Content, Message, Question, Role};
 use fornax_text::Special;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::{
     lines::{Kind, LineEnd, respond},
-    request::{KeepAlive, NAMES, OllamaOptions, Think, form, scored},
+    request::{KeepAlive, NAMES, OllamaOptions, Think, form, images, scored},
 };
 use crate::{
     app::App,
@@ -29,7 +29,6 @@ use crate::{
 /// Fields of Ollama's API that would change the answer and are not honoured.
 const UNSUPPORTED: &[Unsupported] = &[
     Unsupported { field: "context", neutral: &["[]"] },
-    Unsupported { field: "images", neutral: &["[]"] },
     Unsupported { field: "template", neutral: &["\"\""] },
 ];
 
@@ -42,6 +41,9 @@ pub(crate) struct GenerateBody {
     model: String,
     /// What the user says, or with `raw` the text to go on with; without it, nothing is answered.
     prompt: Option<String>,
+    /// Pictures in base64, which stand before the prompt.
+    #[schema(max_items = 1024)]
+    images: Option<Vec<String>>,
     /// What stands behind the gap that is to be filled; the prompt stands before it.
     suffix: Option<String>,
     system: Option<String>,
@@ -108,6 +110,16 @@ impl GenerateBody {
         let form = form(self.format.as_ref())?;
         let (params, max_tokens) = self.options.clone().unwrap_or_default().params()?;
         let suffix = self.suffix.as_deref().filter(|suffix| !suffix.is_empty());
+        let mut faults = Vec::new();
+        let mut content = images(self.images.as_deref(), "images", served.blind(), &mut faults);
+        if (self.raw == Some(true) || suffix.is_some()) && !content.is_empty() {
+            let rule = "cannot be combined with raw or suffix: the chat template shows them";
+            faults.push(Fault::rule("images", rule));
+        }
+        if !faults.is_empty() {
+            return Err(ApiError::faults(faults));
+        }
+        content.push(Content::Text(prompt.clone()));
         if self.raw == Some(true) || suffix.is_some() {
             let with = if suffix.is_some() { "suffix" } else { "raw" };
             for (field, given) in [("system", self.system.is_some()), ("think", self.think.is_some())] {
@@ -125,6 +137,7 @@ impl GenerateBody {
             };
             let wanted = Wanted {
                 prompt,
+                pieces: Vec::new(),
                 max_tokens,
                 form,
                 top_logprobs: self.scored()?,
@@ -134,12 +147,18 @@ impl GenerateBody {
             return params.ask(served, wanted).map(Some);
         }
         let messages: Vec<Message> =
-            self.system.iter().map(Message::system).chain([Message::user(prompt)]).collect();
+            self.system.iter().map(Message::system).chain([Message::of(Role::User, content)]).collect();
         let (thinking, variables) = Think::apply(self.think.as_ref());
         let question =
             Question { conversation: messages.into(), thinking, variables, form, ..Question::default() };
-        let chat =
-            ChatAsk { question, params: &params, max_tokens, top_logprobs: self.scored()?, names: &NAMES };
+        let chat = ChatAsk {
+            question,
+            params: &params,
+            max_tokens,
+            top_logprobs: self.scored()?,
+            counts: false,
+            names: &NAMES,
+        };
         chat.ask(served).map(Some)
     }
 }

@@ -180,7 +180,7 @@ pub(crate) struct Shown {
     details: Details,
     #[schema(value_type = Object)]
     model_info: Value,
-    /// completion or embedding; tools and thinking where the model's template has them.
+    /// completion or embedding; tools and thinking where the model's template has them; vision where it reads images.
     capabilities: Vec<&'static str>,
 }
 
@@ -212,6 +212,9 @@ pub(crate) async fn show(
             if dialect.thinks() {
                 capabilities.push("thinking");
             }
+        }
+        if served.sight.is_ok() {
+            capabilities.push("vision");
         }
         let architecture = &served.card.architecture;
         let mut model_info = json!({"general.architecture": architecture,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fornax_chat::{Effort, Thinking};
+use fornax_chat::{Content, Effort, Thinking};
 use fornax_form::Form;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use crate::{
     ask::{
         chat::Names,
+        image::{self, Blind},
         params::{Params, Stop},
     },
     error::{ApiError, Fault},
@@ -95,6 +96,24 @@ impl OllamaOptions {
         let limit = self.num_predict.filter(|&count| count >= 0).map(|count| count.max(1));
         Ok((params, limit.and_then(|count| usize::try_from(count).ok())))
     }
+}
+
+/// Pictures of a message or a prompt.
+pub(crate) fn images(
+    images: Option<&[String]>,
+    field: &str,
+    blind: Blind,
+    faults: &mut Vec<Fault>,
+) -> Vec<Content> {
+    let images = images.unwrap_or_default();
+    if let (Some(reason), false) = (blind, images.is_empty()) {
+        faults.push(Fault::rule(field, reason));
+        return Vec::new();
+    }
+    let images = images.iter().enumerate();
+    let read =
+        |(at, data): (usize, &String)| image::of_base64(data, &format!("{field}[{at}]"), blind, faults);
+    images.filter_map(read).map(Content::Image).collect()
 }
 
 /// `json`, or a JSON Schema; an empty text for none.

@@ -25,6 +25,7 @@ use crate::{
     app::{Admission, App},
     ask::{
         chat::{ChatAsk, Names},
+        image::{self, Blind},
         params::{Params, ResponseFormat, UNSUPPORTED},
         prepare::{Preparing, admit},
     },
@@ -247,7 +248,7 @@ enum Role {
     Tool,
 }
 
-/// A string, or parts of type text.
+/// A string, or parts of type text and image_url.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 enum Content {
@@ -257,46 +258,75 @@ enum Content {
 
 #[derive(Debug, Deserialize, ToSchema)]
 struct ContentPart {
-    /// text, or refusal.
+    /// text, image_url, or refusal.
     r#type: String,
     text: Option<String>,
+    /// Of a part of that type: a picture.
+    image_url: Option<ImageUrl>,
     /// Of a part of that type, which the assistant said instead of an answer.
     refusal: Option<String>,
 }
 
+/// A picture as a data URL, alone or in an object.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+enum ImageUrl {
+    Url(String),
+    Object {
+        /// `data:image/png;base64,...`
+        url: String,
+    },
+}
+
 impl Content {
-    fn texts(&self, path: &str, faults: &mut Vec<Fault>) -> Vec<String> {
+    fn said(&self, path: &str, blind: Blind, faults: &mut Vec<Fault>) -> Vec<Said> {
         let parts = match self {
-            Content::Text(text) => return vec![text.clone()],
+            Content::Text(text) => return vec![Said::Text(text.clone())],
             Content::Parts(parts) => parts.iter().enumerate(),
         };
-        parts.filter_map(|(index, part)| part.text(&format!("{path}[{index}]"), faults)).collect()
+        parts.filter_map(|(index, part)| part.said(&format!("{path}[{index}]"), blind, faults)).collect()
     }
 }
 
 impl ContentPart {
-    /// What it says, unless something is wrong with it.
-    fn text(&self, path: &str, faults: &mut Vec<Fault>) -> Option<String> {
+    /// What it says or shows, unless something is wrong with it.
+    fn said(&self, path: &str, blind: Blind, faults: &mut Vec<Fault>) -> Option<Said> {
         let (name, text) = match self.r#type.as_str() {
+            "image_url" if blind.is_none() => {
+                return match &self.image_url {
+                    Some(ImageUrl::Url(url)) => {
+                        image::of_url(url, &format!("{path}.image_url"), blind, faults)
+                    }
+                    Some(ImageUrl::Object { url }) => {
+                        image::of_url(url, &format!("{path}.image_url.url"), blind, faults)
+                    }
+                    None => {
+                        faults.push(Fault::rule(format!("{path}.image_url"), "is required"));
+                        None
+                    }
+                }
+                .map(Said::Image);
+            }
             "text" => ("text", &self.text),
             "refusal" => ("refusal", &self.refusal),
             other => {
-                faults.push(unreadable(format!("{path}.type"), other, "text"));
+                faults.push(unreadable(format!("{path}.type"), other, blind, "text or image_url"));
                 return None;
             }
         };
         if text.is_none() {
             faults.push(Fault::rule(format!("{path}.{name}"), "is required"));
         }
-        text.clone()
+        text.clone().map(Said::Text)
     }
 }
 
 impl Message {
     /// What it says, unless something is wrong with it.
-    fn spoken(&self, index: usize, faults: &mut Vec<Fault>) -> Option<Spoken> {
-        let texts = match &self.content {
-            Some(content) => content.texts(&format!("messages[{index}].content"), faults),
+    fn spoken(&self, index: usize, blind: Blind, faults: &mut Vec<Fault>) -> Option<Spoken> {
+        let path = format!("messages[{index}].content");
+        let said = match &self.content {
+            Some(content) => content.said(&path, blind, faults),
             None if self.role == Role::Assistant && self.tool_calls.is_some() => Vec::new(),
             None => {
                 faults.push(Fault::rule(format!("messages[{index}].content"), "is required"));
@@ -310,12 +340,23 @@ impl Message {
             Role::User => Speaker::User,
             Role::Tool => {
                 let (call, name) = (self.tool_call_id.clone(), self.name.clone());
+                let text = |said: &Said| match said {
+                    Said::Text(text) => Some(text.clone()),
+                    _ => None,
+                };
+                let texts: Vec<String> = said.iter().filter_map(text).collect();
+                if texts.len() < said.len() {
+                    faults.push(Fault::rule(
+                        path,
+                        "shows an image in the result of a tool; show it in a user's message",
+                    ));
+                }
                 let outcome = Outcome { call, name, text: texts.join("\n") };
                 return Some(Spoken::of(Speaker::User, vec![Said::Result(outcome)]));
             }
         };
         let mut content: Vec<Said> = self.reasoning_content.iter().cloned().map(Said::Thought).collect();
-        content.extend(texts.into_iter().map(Said::Text));
+        content.extend(said);
         for (at, call) in self.tool_calls.iter().flatten().enumerate() {
             content.push(Said::Call(call.call(&format!("messages[{index}].tool_calls[{at}]"), faults)));
         }
@@ -394,8 +435,9 @@ impl ChatBody {
             }
         }
         let messages = self.messages.iter().enumerate();
-        let messages: Vec<Spoken> =
-            messages.filter_map(|(index, message)| message.spoken(index, &mut faults)).collect();
+        let messages: Vec<Spoken> = messages
+            .filter_map(|(index, message)| message.spoken(index, served.blind(), &mut faults))
+            .collect();
         let tools = self.tools(&mut faults);
         for name in self.chat_template_kwargs.iter().flat_map(Map::keys) {
             if fornax_text::is_template_name(name) {
@@ -428,6 +470,7 @@ impl ChatBody {
             params: &self.params,
             max_tokens,
             top_logprobs: alternatives.or(asked),
+            counts: false,
             names: &NAMES,
         };
         Ok((chat.ask(served)?, stream))
@@ -452,12 +495,17 @@ impl ChatBody {
 }
 
 /// What is no text and cannot be read.
-pub(crate) fn unreadable(field: String, kind: &str, wanted: &str) -> Fault {
+pub(crate) fn unreadable(field: String, kind: &str, blind: Blind, wanted: &str) -> Fault {
     let shows = |words: &[&str]| words.iter().any(|word| kind.contains(word));
-    if shows(&["image", "video"]) {
-        Fault::rule(field, "this model reads no images; it reads text")
+    let reads = if blind.is_none() { "text and images" } else { "text" };
+    if shows(&["image", "video"])
+        && let Some(reason) = blind
+    {
+        Fault::rule(field, reason)
+    } else if shows(&["video"]) {
+        Fault::rule(field, format!("this model reads no films; it reads {reads}"))
     } else if shows(&["audio", "file", "document"]) {
-        Fault::rule(field, "this model reads no sound and no files; it reads text")
+        Fault::rule(field, format!("this model reads no sound and no files; it reads {reads}"))
     } else {
         Fault::value(field, wanted, &json!(kind))
     }

@@ -195,9 +195,12 @@ impl DecisionBody {
                 top_logprobs: Some(
                     TOP_LOGPROBS_MAX.min(u32::try_from(served.tokenizer.vocab_len()).unwrap_or(1)),
                 ),
+                counts: false,
                 names: &NAMES,
             };
             let mut ask = chat.ask(served)?;
+            // What is asked about stands in each: where it does not fit, there need not be all of them first.
+            ask.request.check(&served.engine.capacity())?;
             // What is read is a token, whatever it would say.
             (ask.reading, ask.tells_tokens) = (None, true);
             let mut told = Vec::new();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use axum::{Extension, Json, extract::State};
 use fornax_chat::Ask;
+use fornax_engine::Refusal;
 use fornax_text::Special;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -303,9 +304,12 @@ pub(crate) fn encoded(
         true => served.tokenizer.encode_second(text, Special::AsText)?,
         false => served.tokenizer.encode_prompt(text, Special::AsText)?,
     };
-    match prompt.is_empty() {
-        true => Err(ApiError::fault(Fault::rule(field, "must have at least one token"))),
-        false => Ok(prompt),
+    let (length, context) = (prompt.len(), served.engine.capacity().context);
+    match length {
+        0 => Err(ApiError::fault(Fault::rule(field, "must have at least one token"))),
+        // It may stand in a pair with each of many others: what does not fit alone is not multiplied.
+        _ if length > context => Err(Refusal::PromptTooLong { prompt: length, context }.into()),
+        _ => Ok(prompt),
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use fornax_chat::{
-    Ask, Call, Choice, Content, Definition, Effort, Message, Outcome, Question, Role, Thinking, Tools,
+    Ask, Call, Choice, Content, Definition, Effort, Message, Outcome, Question, READS_NO_IMAGES, Role,
+    Thinking, Tools,
 };
 use fornax_form::Form;
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,7 @@ use crate::{
     app::random_id,
     ask::{
         chat::{ChatAsk, Names},
+        image::{self, Blind},
         params::Params,
         prepare::Preparing,
     },
@@ -214,7 +216,7 @@ impl ResponsesBody {
         if let Some(metadata) = &self.metadata {
             check_metadata(metadata, &mut faults);
         }
-        let messages = self.messages(memory, &mut faults);
+        let messages = self.messages(memory, served.blind(), &mut faults);
         let tools = self.tools(&mut faults);
         let thinking = Thinking { effort: self.effort(&mut faults), budget: None };
         let form = self.form(&mut faults);
@@ -233,15 +235,16 @@ impl ResponsesBody {
             params: &params,
             max_tokens: self.max_output_tokens.map(|count| count as usize),
             top_logprobs: None,
+            counts: false,
             names: &NAMES,
         };
         chat.ask(served)
     }
 
-    fn messages(&self, memory: &Memory, faults: &mut Vec<Fault>) -> Vec<Message> {
+    fn messages(&self, memory: &Memory, blind: Blind, faults: &mut Vec<Fault>) -> Vec<Message> {
         let mut messages: Vec<Message> = self.instructions.iter().map(Message::system).collect();
         for item in &memory.before {
-            item.write("previous_response_id", &mut messages, faults);
+            item.write("previous_response_id", blind, &mut messages, faults);
         }
         match &self.input {
             ResponsesInput::Text(text) => messages.push(Message::user(text)),
@@ -252,7 +255,7 @@ impl ResponsesBody {
             ResponsesInput::Items(items) => {
                 for (index, item) in items.iter().enumerate() {
                     let meant = memory.meant(item).unwrap_or(item);
-                    meant.write(&format!("input[{index}]"), &mut messages, faults);
+                    meant.write(&format!("input[{index}]"), blind, &mut messages, faults);
                 }
             }
         }
@@ -406,7 +409,7 @@ impl InputItem {
     }
 
     /// Adds what it means to the conversation: thoughts, words and calls of one answer are one message of the assistant.
-    fn write(&self, path: &str, messages: &mut Vec<Message>, faults: &mut Vec<Fault>) {
+    fn write(&self, path: &str, blind: Blind, messages: &mut Vec<Message>, faults: &mut Vec<Fault>) {
         let needed = |name: &str, faults: &mut Vec<Fault>| {
             faults.push(Fault::rule(format!("{path}.{name}"), "is required"));
         };
@@ -422,7 +425,12 @@ impl InputItem {
                         return faults.push(Fault::value(format!("{path}.role"), rule, &json!(other)));
                     }
                 };
-                let text = text_of(self.content.as_ref(), &format!("{path}.content"), faults);
+                let path = format!("{path}.content");
+                if role == Role::User && blind.is_none() && shows(self.content.as_ref()) {
+                    let content = parts_of(self.content.as_ref(), &path, faults);
+                    return messages.push(Message::of(role, content));
+                }
+                let text = text_of(self.content.as_ref(), &path, blind, faults);
                 match messages.last_mut() {
                     // What was thought before it was said.
                     Some(last) if role == Role::Assistant && is_thought(last) => {
@@ -437,7 +445,7 @@ impl InputItem {
                     Some(content) => (Some(content), "content"),
                     None => (self.summary.as_ref(), "summary"),
                 };
-                let text = text_of(content, &format!("{path}.{name}"), faults);
+                let text = text_of(content, &format!("{path}.{name}"), Some(READS_NO_IMAGES), faults);
                 if !text.is_empty() {
                     messages.push(Message::of(Role::Assistant, vec![Content::Thought(text)]));
                 }
@@ -457,7 +465,8 @@ impl InputItem {
                 }
             }
             "function_call_output" => {
-                let text = text_of(self.output.as_ref(), &format!("{path}.output"), faults);
+                let text =
+                    text_of(self.output.as_ref(), &format!("{path}.output"), Some(READS_NO_IMAGES), faults);
                 let outcome = Outcome { call: self.call_id.clone(), name: None, text };
                 messages.push(Message::of(Role::User, vec![Content::Result(outcome)]));
             }
@@ -489,7 +498,11 @@ fn parts(content: &Value, kind: &str) -> Value {
     match content {
         Value::String(text) => json!([part(&json!(kind), text)]),
         Value::Array(parts) => {
-            parts.iter().map(|own| part(&own["type"], own["text"].as_str().unwrap_or_default())).collect()
+            let kept = |own: &Value| match own["type"].as_str() {
+                Some("input_image") => own.clone(),
+                _ => part(&own["type"], own["text"].as_str().unwrap_or_default()),
+            };
+            parts.iter().map(kept).collect()
         }
         _ => json!([]),
     }
@@ -500,8 +513,41 @@ fn text_or_parts(content: &Value) -> Value {
     if content.is_string() { content.clone() } else { parts(content, "input_text") }
 }
 
+/// Whether a picture is among the parts.
+fn shows(content: Option<&Value>) -> bool {
+    let parts = content.and_then(Value::as_array).into_iter().flatten();
+    parts.into_iter().any(|part| part["type"] == "input_image")
+}
+
+/// Texts and pictures, in their order.
+fn parts_of(content: Option<&Value>, path: &str, faults: &mut Vec<Fault>) -> Vec<Content> {
+    let parts = content.and_then(Value::as_array).into_iter().flatten().enumerate();
+    let read = |(index, part): (usize, &Value)| {
+        let path = format!("{path}[{index}]");
+        match (part["type"].as_str(), part["image_url"].as_str(), part["text"].as_str()) {
+            (Some("input_image"), Some(url), _) => {
+                image::of_url(url, &format!("{path}.image_url"), None, faults).map(Content::Image)
+            }
+            (Some("input_image"), None, _) => {
+                faults.push(Fault::rule(format!("{path}.image_url"), "is required: no files are kept here"));
+                None
+            }
+            (Some("input_text" | "text"), _, Some(text)) => Some(Content::Text(text.to_owned())),
+            (Some(kind), _, _) => {
+                faults.push(unreadable(format!("{path}.type"), kind, None, "input_text or input_image"));
+                None
+            }
+            (None, _, _) => {
+                faults.push(Fault::rule(path, "must be a part with text or a picture"));
+                None
+            }
+        }
+    };
+    parts.filter_map(read).collect()
+}
+
 /// A string, or the texts of parts.
-fn text_of(content: Option<&Value>, path: &str, faults: &mut Vec<Fault>) -> String {
+fn text_of(content: Option<&Value>, path: &str, blind: Blind, faults: &mut Vec<Fault>) -> String {
     match content {
         None | Some(Value::Null) => String::new(),
         Some(Value::String(text)) => text.clone(),
@@ -515,7 +561,12 @@ fn text_of(content: Option<&Value>, path: &str, faults: &mut Vec<Fault>) -> Stri
                 match (part["text"].as_str().filter(|_| is_text), part["type"].as_str()) {
                     (Some(text), _) => texts.push(text),
                     (None, Some(kind)) if !is_text => {
-                        faults.push(unreadable(format!("{path}[{index}].type"), kind, "a part with text"));
+                        faults.push(unreadable(
+                            format!("{path}[{index}].type"),
+                            kind,
+                            blind,
+                            "a part with text",
+                        ));
                     }
                     _ => faults.push(Fault::rule(format!("{path}[{index}]"), "must be a part with text")),
                 }

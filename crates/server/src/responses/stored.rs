@@ -15,8 +15,9 @@ use super::{create::ResponseAnswer, memory::ended};
 use crate::{
     app::App,
     error::{ApiError, Code, Fault},
-    front::keys::Caller,
+    front::{keys::Caller, told::Told},
     openai::files::{Listed, listed, which},
+    shares::Share,
 };
 
 /// Items of one page, as many as OpenAI tells.
@@ -24,13 +25,13 @@ const PAGE_MAX: i64 = 100;
 
 /// How it is to be told.
 #[derive(Debug, Deserialize, IntoParams)]
-pub(crate) struct Told {
+pub(crate) struct How {
     /// Must not be true: events of a response are told to whoever asked for it, as they come.
     stream: Option<bool>,
 }
 
 /// A response that was kept
-#[utoipa::path(get, path = "/v1/responses/{response_id}", tag = "openai", params(("response_id" = String, Path), Told),
+#[utoipa::path(get, path = "/v1/responses/{response_id}", tag = "openai", params(("response_id" = String, Path), How),
     responses(
         (status = 200, body = ResponseAnswer, description = "How it stands"),
         crate::openapi::Refusals,
@@ -40,14 +41,15 @@ pub(crate) async fn retrieve(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
-    told: Result<Query<Told>, QueryRejection>,
-) -> Result<Json<Value>, ApiError> {
+    told: Result<Query<How>, QueryRejection>,
+) -> Result<Told, ApiError> {
     let Query(told) = told.map_err(|_| ApiError::fault(Fault::rule("stream", "must be true or false")))?;
     if told.stream == Some(true) {
         let rule = "is not supported here; retrieve the response until it has ended";
         return Err(ApiError::fault(Fault::rule("stream", rule)));
     }
-    Ok(Json(app.response(&caller, &id).await?))
+    let room = app.response_room(&caller, &id).await?;
+    Ok(Told::new(app.response(&caller, &id).await?, room))
 }
 
 /// Forget a response
@@ -85,7 +87,8 @@ pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Told, ApiError> {
+    let room = app.response_room(&caller, &id).await?;
     let response = app.response(&caller, &id).await?;
     if response["background"] != json!(true) {
         let rule = "is of a response that was not made in the background: there is nothing to cancel";
@@ -96,7 +99,7 @@ pub(crate) async fn cancel(
         Ok(_) | Err(fornax_jobs::Error::NotFound) => {}
         Err(error) => return Err(error.into()),
     }
-    Ok(Json(app.response(&caller, &id).await?))
+    Ok(Told::new(app.response(&caller, &id).await?, room))
 }
 
 /// What a response was asked with
@@ -114,11 +117,12 @@ pub(crate) async fn input_items(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     query: Result<Query<Listed>, QueryRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Told, ApiError> {
     let asked = which(query)?;
     let page = asked.page(PAGE_MAX, 20)?;
+    let room = app.response_room(&caller, &id).await?;
     let items = app.store()?.response_input(&caller.key.owner, &id, page).await?;
-    Ok(Json(listed(items.ok_or_else(no_response)?, page)))
+    Ok(Told::new(listed(items.ok_or_else(no_response)?, page), room))
 }
 
 fn no_response() -> ApiError {
@@ -127,6 +131,12 @@ fn no_response() -> ApiError {
 }
 
 impl App {
+    /// Room for a response of the caller's key, before it is read.
+    async fn response_room(&self, caller: &Caller, id: &str) -> Result<Share, ApiError> {
+        let bytes = self.store()?.response_bytes(&caller.key.owner, id).await?.ok_or_else(no_response)?;
+        self.room(caller.tenant(), bytes).await
+    }
+
     /// A response of the caller's key, as it stands.
     async fn response(&self, caller: &Caller, id: &str) -> Result<Value, ApiError> {
         let (store, owner) = (self.store()?, &*caller.key.owner);

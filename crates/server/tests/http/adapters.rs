@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use fornax_server::{Code, Failed, ServerOptions};
+use fornax_server::ServerOptions;
 use serde_json::json;
 
 use crate::{
@@ -59,12 +59,4 @@ async fn a_key_needs_the_right_to_load_what_others_use() {
     let unloaded = send("POST", "/v1/unload_lora_adapter", OPERATOR, &body).await;
     assert_eq!(unloaded.status, 200, "{}", unloaded.body);
     assert_eq!(send("GET", "/lora-adapters", USER, &json!(null)).await.json(), json!([]));
-}
-
-/// What stands in for the binary's loading: one path is there.
-pub(crate) fn loader(_name: &str, path: &str) -> Result<u32, Failed> {
-    match path {
-        "here" => Ok(0),
-        _ => Err(Failed { code: Code::ModelNotFound, message: format!("there is no {path:?}") }),
-    }
 }

@@ -87,3 +87,15 @@ async fn questions_that_are_wrong_are_told_by_their_place() {
     let refused = post(world.address, ROUTE, &noul).await.json();
     assert_eq!(refused["error"]["code"], "MODEL_UNSUPPORTED", "{refused}");
 }
+
+/// What is asked about stands in every question's prompt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_that_does_not_fit_ends_at_the_first_question() {
+    let world = World::ready(Setup { context: 512, ..Setup::saying("B") }).await;
+    let choice = json!({"type": "choice", "instructions": "?", "criteria": {"a": null}});
+    // Of which this model has no token for yes: where both are made, that is what is told.
+    let noul = json!({"type": "noul", "instructions": "?"});
+    let body = json!({"state": "s".repeat(1000), "questions": {"first": choice, "second": noul}});
+    let refused = post(world.address, ROUTE, &body).await.json();
+    assert_eq!(refused["error"]["code"], "context_length_exceeded", "{refused}");
+}

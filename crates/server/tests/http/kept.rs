@@ -4,9 +4,10 @@ use std::{path::Path, time::Duration};
 
 use fornax_server::ServerOptions;
 use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt, net::TcpSocket};
 
 use crate::{
-    client::{Response, get, post, raw, request},
+    client::{self, Response, get, post, raw, request},
     jobs::keeping,
     world::{Setup, World},
 };
@@ -353,4 +354,32 @@ async fn a_server_that_keeps_nothing_answers_and_names_the_flag() {
         assert!(error["message"].as_str().unwrap().contains("--jobs-db"), "{error}");
     }
     assert_eq!(get(world.address, "/v1/responses/resp_1").await.status, 404);
+}
+
+/// A small request has a large answer sent: whoever asks often and reads nothing holds as much as bodies may, and no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_told_of_a_response_takes_room_until_it_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = ServerOptions {
+        bodies_bytes_max: 8 << 20,
+        file_bytes_max: 1 << 20,
+        read_timeout: Duration::from_secs(3),
+        ..Default::default()
+    };
+    let world = World::ready(keeping(folder.path(), Setup { options, ..Setup::default() })).await;
+    // No part of the prompt, but of what is kept.
+    let item = json!({"role": "user", "content": "a", "output": "x".repeat(7 << 20)});
+    let kept = ask(&world, &json!({"input": [item]})).await;
+    let path = path(&kept["id"], "/input_items");
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut lazy = socket.connect(world.address).await.unwrap();
+    lazy.write_all(&request("GET", &path, &[], b"")).await.unwrap();
+    // Its first bytes are there.
+    lazy.peek(&mut [0]).await.unwrap();
+    let refused = get(world.address, &path).await;
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!("QUEUE_FULL")));
+    assert!(client::read(&mut lazy).await.body.len() > 7 << 20);
+    assert_eq!(get(world.address, &path).await.status, 200);
+    world.stopped().await.unwrap();
 }

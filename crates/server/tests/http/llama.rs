@@ -56,13 +56,7 @@ async fn an_answer_says_how_it_stopped_and_follows_its_form_and_parameters() {
     assert_eq!((sampling.repetition_penalty, sampling.top_k), (1.5, 3));
     let schema = json!({"json_schema": {"enum": ["two"]}});
     check(schema, "\"two\"", "eos", "").await;
-    check(
-        json!({"grammar": "root ::= word more?\nword ::= \"tw\" [a-o]\nmore ::= \"!\" root"}),
-        "two",
-        "eos",
-        "",
-    )
-    .await;
+    check(json!({"grammar": "root ::= \"two\" | \"(\" root \")\""}), "two", "eos", "").await;
     check(json!({"grammar": "start: \"three\""}), "three", "eos", "").await;
     check(json!({"grammar": ""}), "one two three", "eos", "").await;
     // OpenAI's routes take these names, too.

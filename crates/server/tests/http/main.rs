@@ -15,6 +15,7 @@ mod decisions;
 mod document;
 mod forms;
 mod fuzz;
+mod images;
 mod jobs;
 mod kept;
 mod life;

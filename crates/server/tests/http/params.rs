@@ -82,10 +82,13 @@ async fn every_sampling_parameter_arrives_as_itself_and_changes_nothing_else() {
         "guided_grammar",
         "guided_choice",
         "guided_json",
+        "grammar",
+        "json_schema",
         "structured_outputs",
         "prompt_logprobs",
         "priority",
         "cache_salt",
+        "cache_prompt",
     ];
     known.extend(elsewhere.map(str::to_owned));
     let document = get(world.address, "/openapi.json").await.json();

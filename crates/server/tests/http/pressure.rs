@@ -219,3 +219,21 @@ async fn sockets_on_which_nothing_is_asked_make_room() {
         assert!(client::read(stream).await.body.ends_with("data: [DONE]\n\n"));
     }
 }
+
+/// A text that stands in a pair with each of thousands of others is thousands of times as long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_text_that_does_not_fit_is_refused_before_it_is_paired() {
+    let world = World::ready(Setup { context: 256, pairs: true, ..Setup::default() }).await;
+    // Both are too long: the second by its bytes, which are looked at before it becomes tokens.
+    let (first, second) = ("a".repeat(1000), "b".repeat(100_000));
+    for (path, body) in [
+        ("/v1/rerank", json!({"query": first, "documents": [second]})),
+        ("/v1/score", json!({"text_1": first, "text_2": [second]})),
+    ] {
+        let refused = post(world.address, path, &body).await.json();
+        assert_eq!(refused["error"]["code"], "context_length_exceeded", "{path}: {refused}");
+        let message = refused["error"]["message"].as_str().unwrap();
+        assert!(message.contains("1000 tokens"), "{path}: {message}");
+    }
+    world.stopped().await.unwrap();
+}

@@ -74,9 +74,14 @@ fn calls(message: &Value) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// One template through its loop, on every API; what is wrong, if something is.
-async fn looped(source: String, written: &Written) -> Result<(), String> {
+/// One template through its loop, on every API: whether it tells its model of tools. What is wrong, if something is.
+async fn looped(source: String, written: &Written) -> Result<bool, String> {
     let script = format!("{}\x0c{MILD}", written.answer);
+    // The model of these tests has no such token.
+    let source = match source.contains("bos_token") {
+        true => format!("{{%- set bos_token = '' -%}}{source}"),
+        false => source,
+    };
     // A template lives as long as its server, which a test has to the end.
     let setup =
         Setup { template: Box::leak(source.into_boxed_str()), context: 65_536, ..Setup::saying(&script) };
@@ -100,8 +105,12 @@ async fn looped(source: String, written: &Written) -> Result<(), String> {
     };
     let user = json!({"role": "user", "content": "U1"});
     for streamed in [false, true] {
-        let said =
-            ask(std::slice::from_ref(&user), streamed).await.map_err(|error| format!("asked, {error}"))?;
+        let said = match ask(std::slice::from_ref(&user), streamed).await {
+            Ok(said) => said,
+            // Refused by name: there is no loop to go through.
+            Err(error) if error.contains("does not tell the model of tools") => return Ok(false),
+            Err(error) => return Err(format!("asked, {error}")),
+        };
         let text = |name: &str| said[name].as_str().unwrap_or_default();
         if (calls(&said), text("content"), text("reasoning_content"))
             != (wanted.clone(), &*written.content, &*written.thought)
@@ -123,7 +132,7 @@ async fn looped(source: String, written: &Written) -> Result<(), String> {
     }
     others(&world, &wanted, &variables).await?;
     world.stopped().await.unwrap();
-    Ok(())
+    Ok(true)
 }
 
 fn wanted_tools() -> Vec<Value> {
@@ -146,6 +155,7 @@ async fn others(world: &World, wanted: &[(String, Value)], variables: &Value) ->
     let each = |made: &dyn Fn(usize, &str, &Value) -> Value| -> Vec<Value> {
         wanted.iter().enumerate().map(|(index, (name, arguments))| made(index, name, arguments)).collect()
     };
+    // As Anthropic's clients know them, and not as Mistral's templates want them.
     let id = |index: usize| format!("toolu_{index}");
 
     let used = each(
@@ -226,13 +236,17 @@ async fn every_template_goes_through_a_whole_loop_of_tools() {
     let written = std::fs::read_to_string(folder.join("answers.json")).unwrap();
     let written: BTreeMap<String, Written> = serde_json::from_str(&written).unwrap();
     assert!(!written.is_empty(), "no templates");
-    let (mut whole, mut wrong) = (0, String::new());
+    let (mut whole, mut refused, mut wrong) = (0, Vec::new(), String::new());
     for (name, written) in &written {
         match looped(std::fs::read_to_string(folder.join(name)).unwrap(), written).await {
-            Ok(()) => whole += 1,
+            Ok(true) => whole += 1,
+            Ok(false) => refused.push(name.trim_end_matches(".jinja")),
             Err(reason) => writeln!(wrong, "{name}: {reason}").unwrap(),
         }
     }
-    println!("Tally {whole} templates through a whole loop on four APIs");
+    println!(
+        "Tally {whole} templates through a whole loop on four APIs; refused by name: {}",
+        refused.join(", ")
+    );
     assert!(wrong.is_empty(), "{whole} went through, not:\n{wrong}");
 }

@@ -348,3 +348,55 @@ async fn what_is_not_said_is_an_empty_text_for_templates_on_every_api() {
     check("/v1/responses", json!({"input": items, "tools": [tool]})).await;
     world.stopped().await.unwrap();
 }
+
+/// Takes ids of nine characters alone, as Mistral's do.
+const NINE: &str = "{% if tools %}Tools: {{ tools | tojson }} in <tool_call>{% endif %}\
+    {% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}\
+    {% for call in message.tool_calls or [] %}\
+    {% if call.id is undefined or call.id | length != 9 %}{{ raise_exception('nine, please') }}{% endif %}\
+    <tool_call>{{ call.id }} {{ call.function | tojson }}</tool_call>{% endfor %}\
+    {% if message.role == 'tool' %}\
+    {% if message.tool_call_id | length != 9 %}{{ raise_exception('nine, please') }}{% endif %}\
+    of {{ message.tool_call_id }}{% endif %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_have_ids_that_their_template_takes_whoever_made_them() {
+    let world = World::ready(Setup { template: NINE, ..Setup::saying("Mild.") }).await;
+    let called = |ids: [Value; 2]| {
+        let calls: Vec<Value> = ids
+            .iter()
+            .map(|id| json!({"id": id, "type": "function", "function": {"name": "get_time", "arguments": "{}"}}))
+            .collect();
+        json!({"tools": tools(), "messages": [{"role": "user", "content": "Why?"},
+            {"role": "assistant", "content": null, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": ids[1], "content": "second"},
+            {"role": "tool", "tool_call_id": ids[0], "content": "first"}]})
+    };
+    let prompt = async |ids| {
+        let rendered = post(world.address, "/apply-template", &called(ids)).await;
+        assert_eq!(rendered.status, 200, "{}", rendered.body);
+        rendered.json()["prompt"].as_str().unwrap().to_owned()
+    };
+    // Ids that are taken stay as they are.
+    let own = prompt([json!("abcdefgh1"), json!("abcdefgh2")]).await;
+    assert!(own.contains("secondof abcdefgh2") && own.contains("firstof abcdefgh1"), "{own}");
+    let others = prompt([json!("call_a"), json!("toolu_01A09q90qw90lq917835lq9")]).await;
+    assert!(others.contains("<tool_call>call00000 ") && others.contains("<tool_call>call00001 "), "{others}");
+    assert!(others.contains("secondof call00001") && others.contains("firstof call00000"), "{others}");
+
+    // Ollama's have none: each result belongs to the first call of its tool that has none yet.
+    let call = |name: &str| json!({"function": {"name": name, "arguments": {}}});
+    let body = json!({"model": "script", "stream": false, "tools": tools(), "messages": [
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "", "tool_calls": [call("get_time"), call("get_weather")]},
+        {"role": "tool", "tool_name": "get_weather", "content": "18"}, {"role": "tool", "content": "noon"}]});
+    let answer = post(world.address, "/api/chat", &body).await;
+    assert_eq!(
+        (answer.status, &answer.json()["message"]["content"]),
+        (200, &json!("Mild.")),
+        "{}",
+        answer.body
+    );
+    world.stopped().await.unwrap();
+}

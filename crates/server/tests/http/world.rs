@@ -10,12 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fornax_chat::Sight;
 use fornax_compute::{Batch, Error, KvGroup, KvKind, Output, SampleFault, SampleRow, Sampled, Sampling};
 use fornax_engine::{Engine, EngineOptions, Handle, QueueLimits, Runner, StepLimits};
 use fornax_form::{Form, Grammars, Trial, Vocabulary};
 use fornax_format::Gguf;
 use fornax_server::{
-    Device, Failed, Keeper, ModelCard, ModelFiles, Offer, Progress, Served, Server, ServerOptions,
+    Code, Device, Failed, Keeper, ModelCard, ModelFiles, Offer, Progress, Served, Server, ServerOptions,
 };
 use fornax_text::{ChatTemplate, Special, Tokenizer};
 use serde_json::json;
@@ -77,6 +78,10 @@ pub(crate) struct Setup {
     pub(crate) fills: bool,
     /// Whether adapters may be loaded while it runs.
     pub(crate) loads_adapters: bool,
+    /// What looks at pictures, if anything does: their rows have one value.
+    pub(crate) sight: Option<Arc<dyn Sight>>,
+    /// Whether it reads two texts together and answers nothing.
+    pub(crate) pairs: bool,
 }
 
 impl Default for Setup {
@@ -95,6 +100,8 @@ impl Default for Setup {
             trial: None,
             fills: false,
             loads_adapters: false,
+            sight: None,
+            pairs: false,
         }
     }
 }
@@ -139,6 +146,8 @@ impl World {
             trial,
             fills,
             loads_adapters,
+            sight,
+            pairs,
         } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let began = Instant::now();
@@ -152,6 +161,8 @@ impl World {
             slots,
             asked: Arc::clone(&asked),
             vocab: VOCAB + if fills { 3 } else { 0 },
+            given: sight.as_ref().map(|_| 1),
+            pairs,
             ..Script::new(script)
         };
         // A page of its own for each 32 tokens of the longest request, and the one that nobody reads.
@@ -174,11 +185,14 @@ impl World {
                 }
                 let handle = handle.lock().unwrap().take().unwrap();
                 let mut served = served(handle, template, card("script"), Keeper::new(()));
+                if let Some(sight) = &sight {
+                    served.sight = Ok(Arc::clone(sight));
+                }
                 if fills {
                     served.tokenizer = Arc::new(tokenizer(&GAP));
                 }
                 if loads_adapters {
-                    served.load_adapter = Some(Box::new(crate::adapters::loader));
+                    served.load_adapter = Some(Box::new(loader));
                 }
                 if let Some(trial) = &trial {
                     served.grammars.try_with(Arc::clone(trial));
@@ -300,6 +314,14 @@ pub(crate) fn card(name: &str) -> ModelCard {
     }
 }
 
+/// What stands in for the binary's loading of adapters: one path is there.
+fn loader(_name: &str, path: &str) -> Result<u32, Failed> {
+    match path {
+        "here" => Ok(0),
+        _ => Err(Failed { code: Code::ModelNotFound, message: format!("there is no {path:?}") }),
+    }
+}
+
 pub(crate) fn served(engine: Handle, template: &str, card: ModelCard, keeper: Keeper) -> Served {
     let tokenizer = Arc::new(tokenizer(&[]));
     let encoder = Arc::clone(&tokenizer);
@@ -317,6 +339,7 @@ pub(crate) fn served(engine: Handle, template: &str, card: ModelCard, keeper: Ke
         tokenizer,
         template: Arc::new(ChatTemplate::new(template)),
         asks_anew: true,
+        sight: Err(fornax_chat::READS_NO_IMAGES),
         grammars: Arc::new(grammars),
         card,
         devices: vec![Device {
@@ -398,6 +421,8 @@ pub(crate) struct Script {
     steps: VecDeque<Vec<Sampled>>,
     asked: Arc<Mutex<Option<Asked>>>,
     vocab: u32,
+    given: Option<usize>,
+    pairs: bool,
 }
 
 impl Script {
@@ -412,6 +437,8 @@ impl Script {
             steps: VecDeque::new(),
             asked: Arc::default(),
             vocab: VOCAB,
+            given: None,
+            pairs: false,
         }
     }
 
@@ -505,5 +532,17 @@ impl Runner for Script {
 
     fn vocab(&self) -> u32 {
         self.vocab
+    }
+
+    fn given(&self) -> Option<usize> {
+        self.given
+    }
+
+    fn encodes(&self) -> bool {
+        self.pairs
+    }
+
+    fn pairs(&self) -> Option<u32> {
+        self.pairs.then_some(0)
     }
 }

@@ -19,6 +19,7 @@ use crate::cli::sampling::SamplingArgs;
   fornax run ./model.gguf \"Translate: chat\"    answer once with a model of your own
   echo \"Name a colour\" | fornax run smollm2    a chat read from a pipe, a message a line
   fornax run \"Summarise this:\" < report.txt    what a pipe carries is added to the prompt
+  fornax run ./Qwen3-VL-2B -i photo.jpg \"What is this?\"
 
 In the chat /help lists commands; \"\"\" begins and ends several lines, Alt-Enter begins another. \
 One positional is a MODEL if it is an existing path, a name of `fornax list --available`, hf:... or word/word; \
@@ -35,6 +36,9 @@ pub(crate) struct Run {
     /// What the model is told beforehand
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
+    /// Show the model this picture (JPEG, PNG, WebP or GIF) with the first message; may be given several times
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) image: Vec<PathBuf>,
     /// Tell the model of the functions in this file, a JSON list as OpenAI's clients write it; its calls are shown, and
     /// in a chat /result answers them
     #[arg(long, value_name = "FILE")]

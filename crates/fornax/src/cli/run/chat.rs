@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use fornax::{
-    Call, Completion, Content, Error, Finish, Form, Fornax, Message, Outcome, Prompt, Request, Role,
+    Call, Completion, Content, Error, Finish, Form, Fornax, Image, Message, Outcome, Prompt, Request, Role,
     Sampling, Tools,
 };
 
@@ -41,6 +41,8 @@ pub(super) struct Chat<'a> {
     args: &'a Run,
     interrupt: Interrupt,
     system: Option<String>,
+    /// Pictures that the next message shows.
+    images: Vec<Image>,
     /// Questions and answers in turn.
     turns: Vec<Message>,
     form: Option<Form>,
@@ -118,6 +120,7 @@ impl<'a> Chat<'a> {
             args,
             interrupt,
             system,
+            images: Vec::new(),
             turns: Vec::new(),
             form,
             tools,
@@ -134,9 +137,20 @@ impl<'a> Chat<'a> {
         &self.model
     }
 
+    /// Shows these with the next message.
+    pub(super) fn show(&mut self, images: Vec<Image>) {
+        self.images.extend(images);
+    }
+
+    /// A message with the pictures that it shows, which stand before what is said.
+    fn asked(&self, text: &str) -> Message {
+        let images = self.images.iter().cloned().map(Content::Image);
+        Message::of(Role::User, images.chain([Content::Text(text.to_owned())]).collect())
+    }
+
     /// Whether `question` could be asked now.
     pub(super) fn check(&self, question: &str) -> Result<(), Error> {
-        let question = Message::user(question);
+        let question = self.asked(question);
         self.model.check(&self.request(self.turns.iter().chain([&question]))?)
     }
 
@@ -157,7 +171,8 @@ impl<'a> Chat<'a> {
         // Whoever says something else does not answer the model's calls.
         self.open_calls.clear();
         self.results.clear();
-        let question = Message::user(text);
+        let question = self.asked(text);
+        self.images.clear();
         self.question = Some(question.clone());
         self.respond(question)
     }

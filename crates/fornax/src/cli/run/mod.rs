@@ -55,10 +55,12 @@ pub(crate) fn run_with(args: &Run, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -
     };
     let form = args.sampling.form()?;
     let tools = args.tools.as_deref().map(tools::read).transpose()?.flatten();
+    let images = args.image.iter().map(fornax::image).collect::<Result<Vec<_>, Error>>()?;
     let model = open_at(&path, template)?;
     // A template of the user's own was meant for the model that it was given with.
     let open = |name: Option<&str>| open_at(&locate::locate(name)?, None);
     let mut chat = Chat::new((model, chosen), &open, args, (form, tools), interrupt);
+    chat.show(images);
     // A chat template that cannot be used is found before the first question is typed.
     chat.check(prompt.as_deref().unwrap_or("Hello"))?;
     writeln!(io::stderr(), "{}", Style::of(&io::stderr()).dim(&printable(&chat.headline())))?;

@@ -458,6 +458,7 @@ pub(super) fn served(
         tokenizer,
         template: model.text().shared_template(),
         asks_anew: model.text().asks_anew(),
+        sight: model.text().sight(),
         // Now and not with the first schema: the trie of a large vocabulary takes a moment.
         grammars: Arc::clone(model.grammars()?),
         card: ModelCard { architecture: model.config().facts.name.to_owned(), ..card },

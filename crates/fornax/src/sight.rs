@@ -1,0 +1,551 @@
+//! What looks at pictures for a model: a tower on a thread and with threads of its own, so that nobody's next token waits
+//! for a picture. It gives way to the model where both want a core.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fornax_chat::{Image, Seen, Sight, Unseen};
+use fornax_compute::cpu::{Cpu, CpuOptions, CpuSizes};
+use fornax_compute::{Counting, Memory as _};
+use fornax_engine::ContentHash;
+use fornax_format::Checkpoint;
+use fornax_image::{Patches, Picture, Processor};
+use fornax_model::{Config, PatchGrid, Tower, TowerConfig};
+use fornax_text::{Special, Tokenizer};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::Error;
+
+/// Tokens that a picture becomes at most where nobody says: of Qwen3-VL a picture of a megapixel. Its activations take some
+/// 300 MB on the way.
+pub(crate) const IMAGE_TOKENS: usize = 1024;
+
+/// Bytes of rows that are kept for pictures that come again, as they do with every turn of a conversation.
+const KEPT_BYTES: usize = 256 << 20;
+
+/// How often somebody who waits for a picture is asked whether it is still wanted.
+const LOOK_UP: Duration = Duration::from_millis(50);
+
+/// What a model's files say of the pictures that it reads.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    pub(crate) tower: TowerConfig,
+    processor: Processor,
+    placeholder: Option<u32>,
+    options: CpuOptions,
+}
+
+impl Reading {
+    /// `None` where the files have nothing that reads pictures.
+    pub(crate) fn of(
+        checkpoint: &Checkpoint,
+        config: &Config,
+        tokens_max: usize,
+        threads: usize,
+    ) -> Result<Option<Reading>, Error> {
+        let Some(tower) = TowerConfig::read(checkpoint, config)? else { return Ok(None) };
+        let said = match checkpoint {
+            Checkpoint::HuggingFace(model) => model.preprocessor_config().cloned(),
+            Checkpoint::Gguf(gguf) => {
+                let beside =
+                    gguf.beside().iter().find(|file| file.metadata().get("clip.vision.image_mean").is_some());
+                let colours = |key: &str| {
+                    let said = beside.and_then(|file| file.metadata().opt_f32s(key).ok().flatten());
+                    said.map_or(Value::Null, |said| json!(said))
+                };
+                let (mean, std) = (colours("clip.vision.image_mean"), colours("clip.vision.image_std"));
+                Some(json!({"image_mean": mean, "image_std": std}))
+            }
+        };
+        let mut said = said.unwrap_or_else(|| json!({}));
+        if !said.is_object() {
+            let (name, value) = ("preprocessor_config.json".to_owned(), "no object".to_owned());
+            return Err(fornax_image::Error::Processor { name, value, wanted: "an object" }.into());
+        }
+        // Where the files do not say it, as the family's own do.
+        for (name, value) in [
+            ("patch_size", json!(tower.patch)),
+            ("merge_size", json!(tower.merge)),
+            ("image_mean", json!([0.5, 0.5, 0.5])),
+            ("image_std", json!([0.5, 0.5, 0.5])),
+            ("size", json!({"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096})),
+        ] {
+            if said[name].is_null() && !(name == "size" && !said["max_pixels"].is_null()) {
+                said[name] = value;
+            }
+        }
+        let processor = Processor::from_json(&said)?;
+        for (name, got, wanted) in [
+            ("patch_size", processor.patch as usize, tower.patch),
+            ("merge_size", processor.merge as usize, tower.merge),
+        ] {
+            if got != wanted {
+                let (name, value) = (name.to_owned(), got.to_string());
+                let wanted = "what the model's tower takes";
+                return Err(fornax_image::Error::Processor { name, value, wanted }.into());
+            }
+        }
+        let processor = processor.within(tokens_max);
+        let placeholder = match checkpoint {
+            Checkpoint::HuggingFace(model) => model.config()["image_token_id"].as_u64(),
+            Checkpoint::Gguf(_) => None,
+        };
+        let options = CpuOptions {
+            threads,
+            tokens_max: processor.patches_max().next_multiple_of(tower.merge * tower.merge),
+            slots: 1,
+            depth: 1,
+            ..CpuOptions::default()
+        };
+        let placeholder = placeholder.and_then(|token| u32::try_from(token).ok());
+        Ok(Some(Reading { tower, processor, placeholder, options }))
+    }
+
+    /// Bytes that the tower takes, and the pictures that are kept.
+    pub(crate) fn bytes(&self, checkpoint: &Checkpoint) -> Result<u64, Error> {
+        let counting = Counting::new(CpuSizes::new(&self.options));
+        drop(Tower::load(checkpoint, &self.tower, &counting, self.options.tokens_max, &mut |_| {})?);
+        Ok(counting.usage().total().saturating_add(KEPT_BYTES as u64))
+    }
+
+    /// The token that stands for a picture.
+    fn placeholder(&self, tokenizer: &Tokenizer) -> Result<u32, Error> {
+        const NAME: &str = "<|image_pad|>";
+        if let Some(token) = self.placeholder {
+            return Ok(token);
+        }
+        match tokenizer.encode(NAME, Special::Parse)?[..] {
+            [token] => Ok(token),
+            _ => Err(Error::NoPlaceholder { name: NAME }),
+        }
+    }
+}
+
+/// The way to a tower.
+pub(crate) struct Eyes {
+    processor: Processor,
+    placeholder: u32,
+    kept: Arc<Mutex<Kept>>,
+    /// `None` only while it is dropped.
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A picture on its way to the tower.
+struct Job {
+    hash: ContentHash,
+    patches: Patches,
+    /// Nobody waits for it any more.
+    left: Arc<AtomicBool>,
+    reply: Sender<Result<Seen, Unseen>>,
+}
+
+impl Eyes {
+    /// Loads the tower on the thread that will compute with it.
+    pub(crate) fn open(
+        checkpoint: &Arc<Checkpoint>,
+        reading: &Reading,
+        tokenizer: &Tokenizer,
+    ) -> Result<Eyes, Error> {
+        let placeholder = reading.placeholder(tokenizer)?;
+        let kept = Arc::new(Mutex::new(Kept::default()));
+        let (jobs, asked) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let (checkpoint, reading_there) = (Arc::clone(checkpoint), reading.clone());
+        let kept_there = Arc::clone(&kept);
+        let run = move || {
+            give_way();
+            let loaded = Cpu::new(reading_there.options.clone()).map_err(Error::from).and_then(|cpu| {
+                let (tower, most) = (&reading_there.tower, reading_there.options.tokens_max);
+                Ok((Tower::load(&checkpoint, tower, &cpu, most, &mut |_| {})?, cpu))
+            });
+            drop(checkpoint);
+            match loaded {
+                Ok((tower, cpu)) => {
+                    drop(tell.send(Ok(())));
+                    look_at_all(&cpu, tower, &asked, &kept_there);
+                }
+                Err(error) => drop(tell.send(Err(error))),
+            }
+        };
+        let thread = std::thread::Builder::new().name("tower".to_owned()).spawn(run);
+        let thread = thread.map_err(|error| Error::Thread { what: "images", error })?;
+        match told.recv() {
+            Ok(loaded) => loaded?,
+            Err(_) => {
+                let panic = thread.join().err();
+                std::panic::resume_unwind(panic.unwrap_or_else(|| Box::new("the tower's thread ended")));
+            }
+        }
+        Ok(Eyes {
+            processor: reading.processor.clone(),
+            placeholder,
+            kept,
+            jobs: Some(jobs),
+            thread: Some(thread),
+        })
+    }
+}
+
+/// A picture's file, for a message that shows it. It is not decoded yet.
+pub fn image(path: impl AsRef<Path>) -> Result<Image, Error> {
+    let path = path.as_ref();
+    let failed = |error| Error::Image { path: path.to_owned(), error };
+    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    if bytes > fornax_image::BYTES_MAX as u64 {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        return Err(fornax_image::Error::TooManyBytes { bytes }.into());
+    }
+    Ok(Image { bytes: std::fs::read(path).map_err(failed)?.into() })
+}
+
+impl Sight for Eyes {
+    fn placeholder(&self) -> u32 {
+        self.placeholder
+    }
+
+    fn tokens(&self, image: &Image) -> Result<usize, Unseen> {
+        let size = Picture::size_of(&image.bytes).map_err(wrong)?;
+        Ok(self.processor.grid(size).map_err(wrong)?.tokens())
+    }
+
+    fn look(&self, image: &Image, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen> {
+        let hash = hash(image);
+        if let Some(seen) = kept(&self.kept).find(hash) {
+            return Ok(seen);
+        }
+        let picture = Picture::decode(&image.bytes).map_err(wrong)?;
+        if !go_on() {
+            return Err(Unseen::GivenUp);
+        }
+        let patches = self.processor.patches(&picture).map_err(wrong)?;
+        drop(picture);
+        let ended = || Unseen::Failed("the thread that computes images has ended".to_owned());
+        let left = Arc::new(AtomicBool::new(false));
+        let (reply, answer) = mpsc::channel();
+        let job = Job { hash, patches, left: Arc::clone(&left), reply };
+        self.jobs.as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or_else(ended)?;
+        loop {
+            match answer.recv_timeout(LOOK_UP) {
+                Ok(seen) => return seen,
+                Err(RecvTimeoutError::Disconnected) => return Err(ended()),
+                Err(RecvTimeoutError::Timeout) if go_on() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    left.store(true, Ordering::Relaxed);
+                    return Err(Unseen::GivenUp);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Eyes {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            // A tower that panicked has failed its callers already.
+            drop(thread.join());
+        }
+    }
+}
+
+/// Looks at pictures one after the other, until nobody can ask any more.
+fn look_at_all(cpu: &Cpu, mut tower: Tower<Cpu>, asked: &Receiver<Job>, all: &Mutex<Kept>) {
+    while let Ok(Job { hash, patches, left, reply }) = asked.recv() {
+        if left.load(Ordering::Relaxed) {
+            continue;
+        }
+        // Somebody else may have asked for it meanwhile.
+        if let Some(seen) = kept(all).find(hash) {
+            drop(reply.send(Ok(seen)));
+            continue;
+        }
+        let places: Vec<(u32, u32)> = patches.grid.places().collect();
+        let (width, height) = (patches.grid.width, patches.grid.height);
+        let grid = PatchGrid { width, height, places: &places, values: &patches.values };
+        let seen = match tower.see(cpu, grid, &|| !left.load(Ordering::Relaxed)) {
+            Ok(Some(rows)) => {
+                let (columns, offsets) = (tower.config().columns(), patches.grid.offsets());
+                let seen = Seen { hash, columns, rows: rows.into(), offsets };
+                kept(all).keep(&seen);
+                Ok(seen)
+            }
+            Ok(None) => Err(Unseen::GivenUp),
+            Err(error) => Err(Unseen::Failed(error.to_string())),
+        };
+        drop(reply.send(seen));
+    }
+}
+
+/// Lets the model's threads go first where both want a core. The threads that the tower computes with are made by this
+/// one, and are what it is.
+fn give_way() {
+    #[cfg(target_os = "linux")]
+    const NICE: i32 = 10;
+    // On Linux that is this thread's alone; elsewhere it would be the whole program's.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(NICE);
+}
+
+fn wrong(error: fornax_image::Error) -> Unseen {
+    Unseen::Wrong(error.to_string())
+}
+
+/// What a picture is, by the bytes of its file: what is made of them is always the same.
+fn hash(image: &Image) -> ContentHash {
+    let digest = Sha256::digest(&image.bytes);
+    let mut hash = [0; 16];
+    hash.copy_from_slice(&digest[..16]);
+    ContentHash(hash)
+}
+
+fn kept(all: &Mutex<Kept>) -> std::sync::MutexGuard<'_, Kept> {
+    all.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Pictures that were seen, the last one used at the end. There are some thousands at most.
+#[derive(Default)]
+struct Kept {
+    seen: Vec<Seen>,
+    bytes: usize,
+}
+
+impl Kept {
+    fn find(&mut self, hash: ContentHash) -> Option<Seen> {
+        let at = self.seen.iter().position(|seen| seen.hash == hash)?;
+        self.seen[at..].rotate_left(1);
+        self.seen.last().cloned()
+    }
+
+    fn keep(&mut self, seen: &Seen) {
+        let bytes = |seen: &Seen| size_of_val(&*seen.rows);
+        if bytes(seen) > KEPT_BYTES {
+            return;
+        }
+        self.bytes += bytes(seen);
+        self.seen.push(seen.clone());
+        while self.bytes > KEPT_BYTES {
+            self.bytes -= bytes(&self.seen.remove(0));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use fornax_compute::Sampling;
+    use fornax_compute::cpu::Activations;
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::{Completion, Content, Fornax, KvDType, Message, OpenOptions, Request, Role};
+
+    fn folder(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/images").join(name)
+    }
+
+    fn picture(name: &str) -> Image {
+        image(Path::new(env!("CARGO_MANIFEST_DIR")).join("../image/tests/fixtures").join(name)).unwrap()
+    }
+
+    /// In full precision, as transformers has computed it.
+    fn options(path: PathBuf) -> OpenOptions {
+        OpenOptions::new(path).activations(Activations::Float).kv_dtype(KvDType::F32).threads(2).context(512)
+    }
+
+    /// A conversation, its prompt and what follows it, by transformers.
+    #[derive(Deserialize)]
+    struct Golden {
+        prompt: Vec<u32>,
+        grids: Vec<[usize; 2]>,
+        chat_messages: Vec<Turn>,
+        chat_images: Vec<String>,
+        chat_prompt: Vec<u32>,
+        chat_following: Vec<u32>,
+    }
+
+    #[derive(Deserialize)]
+    struct Turn {
+        role: String,
+        content: Vec<Part>,
+    }
+
+    #[derive(Deserialize)]
+    struct Part {
+        text: Option<String>,
+    }
+
+    fn golden(case: &str) -> Golden {
+        serde_json::from_slice(&std::fs::read(folder(case).join("golden.json")).unwrap()).unwrap()
+    }
+
+    fn messages(golden: &Golden, images: &[Image]) -> Vec<Message> {
+        let mut images = images.iter().cloned();
+        let mut part = |part: &Part| match &part.text {
+            Some(text) => Content::Text(text.clone()),
+            None => Content::Image(images.next().unwrap()),
+        };
+        let message = |turn: &Turn| {
+            let role = if turn.role == "user" { Role::User } else { Role::Assistant };
+            Message::of(role, turn.content.iter().map(&mut part).collect())
+        };
+        golden.chat_messages.iter().map(message).collect()
+    }
+
+    fn asked(messages: Vec<Message>, tokens: usize) -> Request {
+        Request {
+            max_tokens: Some(tokens),
+            ignore_eos: true,
+            sampling: Sampling { top_logprobs: Some(3), ..Sampling::greedy() },
+            ..Request::chat(messages)
+        }
+    }
+
+    /// Tokens with the bits of their log-probabilities.
+    fn bits(completion: &Completion) -> Vec<(u32, u32)> {
+        let opinions = completion.logprobs.iter().map(|opinion| opinion.logprob.unwrap().to_bits());
+        completion.tokens.iter().copied().zip(opinions).collect()
+    }
+
+    #[test]
+    fn a_conversation_with_pictures_is_answered_as_by_transformers() {
+        for case in ["qwen3-vl", "qwen35"] {
+            let golden = golden(case);
+            let images: Vec<Image> = golden.chat_images.iter().map(|name| picture(name)).collect();
+            let numbers = std::fs::read(folder(case).join("golden.bin")).unwrap();
+            let rows: usize = golden.grids.iter().map(|[height, width]| height * width / 4).sum();
+            let (columns, vocab) = if case == "qwen35" { (48, 272) } else { (48 * 3, 272) };
+            let scores = 4 * (rows * columns + golden.prompt.len() * vocab);
+            let score = |step: usize, token: u32| {
+                let at = scores + 4 * (step * vocab + token as usize);
+                f32::from_le_bytes(numbers[at..at + 4].try_into().unwrap())
+            };
+            let model = options(folder(case)).open().unwrap();
+            let request = asked(messages(&golden, &images), golden.chat_following.len());
+            assert_eq!(model.text().request_tokens(&request).unwrap(), golden.chat_prompt, "{case}");
+            let answer = model.generate(&request).unwrap();
+            assert_eq!(answer.tokens, golden.chat_following, "{case}");
+            let mut most = 0.0f32;
+            for (step, opinion) in answer.logprobs.iter().enumerate() {
+                for (token, logprob) in &opinion.top {
+                    most = most.max((logprob - score(step, *token)).abs());
+                }
+            }
+            println!("{case}: log-probabilities at most {most:.1e} apart");
+            // Two of the pictures are JPEG, whose decoders differ.
+            assert!(most < 0.2, "{case}: {most}");
+        }
+    }
+
+    #[test]
+    fn a_model_in_gguf_reads_pictures_with_the_file_beside_it() {
+        let model =
+            options(folder("qwen3-vl.gguf")).projector(folder("mmproj-qwen3-vl.gguf")).image_tokens(40);
+        let model = model.open().unwrap();
+        let golden = golden("qwen3-vl");
+        let images: Vec<Image> = golden.chat_images.iter().map(|name| picture(name)).collect();
+        let request = asked(messages(&golden, &images), 3);
+        let prompt = model.text().request_tokens(&request).unwrap();
+        let shown = prompt.iter().filter(|token| **token == 261).count();
+        assert!((90..=120).contains(&shown), "{shown} tokens of three pictures");
+        assert_eq!(model.generate(&request).unwrap().tokens.len(), 3);
+    }
+
+    #[test]
+    fn what_is_found_in_the_cache_ends_where_a_picture_differs_and_changes_no_bit() {
+        let golden = golden("qwen3-vl");
+        let images: Vec<Image> = golden.chat_images.iter().map(|name| picture(name)).collect();
+        let open = || options(folder("qwen3-vl")).parallel(2).open().unwrap();
+        let model = open();
+        let first = model.generate(&asked(messages(&golden, &images), 4)).unwrap();
+        let again = model.generate(&asked(messages(&golden, &images), 4)).unwrap();
+        assert_eq!((first.cached_tokens, again.cached_tokens), (0, golden.chat_prompt.len() / 32 * 32));
+        assert_eq!(bits(&first), bits(&again));
+        // The second of three is another file, although with the same pixels.
+        let mut changed = images.clone();
+        changed[1].bytes = [&images[1].bytes[..], &[0]].concat().into();
+        let other = model.generate(&asked(messages(&golden, &changed), 4)).unwrap();
+        let second = golden.chat_prompt.iter().enumerate().filter(|(_, token)| **token == 261);
+        let second = second.map(|(at, _)| at).nth(model.text().sight().unwrap().tokens(&images[0]).unwrap());
+        let second = second.unwrap();
+        assert!(
+            other.cached_tokens <= second && other.cached_tokens + 32 > second,
+            "{}",
+            other.cached_tokens
+        );
+        assert_eq!(bits(&other), bits(&first));
+        // Another picture changes the answer.
+        let swapped = [images[0].clone(), images[2].clone(), images[1].clone()];
+        let swapped = model.generate(&asked(messages(&golden, &swapped), 4)).unwrap();
+        assert_ne!(bits(&swapped), bits(&first));
+        // Beside a request of text alone, both get what each gets alone.
+        let text = asked(vec![Message::user("Slopes and edges, and no picture.")], 12);
+        let alone = open().generate(&text).unwrap();
+        let (together, seen) = std::thread::scope(|scope| {
+            let beside = scope.spawn(|| model.generate(&text).unwrap());
+            let seen = model.generate(&asked(messages(&golden, &images), 4)).unwrap();
+            (beside.join().unwrap(), seen)
+        });
+        assert_eq!((bits(&together), bits(&seen)), (bits(&alone), bits(&first)));
+    }
+
+    #[test]
+    fn pictures_that_cannot_be_read_are_refused_by_their_message() {
+        let ask = |model: &Fornax, image: Image| {
+            let content = vec![Content::Image(image), Content::Text("What?".to_owned())];
+            model.generate(&asked(vec![Message::of(Role::User, content)], 1)).unwrap_err().to_string()
+        };
+        let model = options(folder("qwen3-vl")).open().unwrap();
+        let wanted = "wanted JPEG, PNG, WebP or GIF";
+        let bytes = |bytes: &[u8]| Image { bytes: bytes.into() };
+        assert_eq!(
+            ask(&model, bytes(b"<svg/>")),
+            format!("message 0: the image is an SVG drawing; {wanted}")
+        );
+        assert!(ask(&model, picture("bomb.png")).starts_with("message 0: the image is 40000 x 40000 pixels"));
+        let whole = picture("odd.png");
+        assert!(
+            ask(&model, bytes(&whole.bytes[..400])).starts_with("message 0: the image cannot be decoded")
+        );
+        let blind = options(folder("qwen3-vl")).images(false).open().unwrap();
+        let off = "message 0: images are turned off for this model (--no-images)";
+        assert_eq!(ask(&blind, picture("odd.png")), off);
+        let alone = options(folder("qwen3-vl.gguf")).open().unwrap();
+        assert_eq!(ask(&alone, picture("odd.png")), "message 0: this model reads no images; it reads text");
+        let missing = image("no-such.png").unwrap_err().to_string();
+        assert!(missing.starts_with("image no-such.png: "), "{missing}");
+        let twice = options(folder("qwen3-vl")).projector(folder("mmproj-qwen3-vl.gguf")).open();
+        assert!(twice.err().unwrap().to_string().contains("goes with a model in GGUF"));
+    }
+
+    #[test]
+    fn a_plan_counts_what_reads_pictures() {
+        let with = options(folder("qwen3-vl")).plan().unwrap().plan;
+        let without = options(folder("qwen3-vl")).images(false).plan().unwrap().plan;
+        assert!(with.runtime_bytes() > without.runtime_bytes() + KEPT_BYTES as u64);
+        assert_eq!(with.usage(), without.usage());
+    }
+
+    #[test]
+    fn the_pictures_used_last_are_kept_within_the_bound() {
+        let quarter = |name: u8| Seen {
+            hash: ContentHash([name; 16]),
+            columns: 1,
+            rows: vec![0.0; KEPT_BYTES / 16].into(),
+            offsets: Vec::new(),
+        };
+        let mut kept = Kept::default();
+        (0..4).for_each(|name| kept.keep(&quarter(name)));
+        assert!(kept.find(ContentHash([0; 16])).is_some());
+        kept.keep(&quarter(4));
+        let there = |kept: &mut Kept, name| kept.find(ContentHash([name; 16])).is_some();
+        assert!(!there(&mut kept, 1) && there(&mut kept, 0) && there(&mut kept, 2) && there(&mut kept, 4));
+        assert!(kept.bytes <= KEPT_BYTES);
+    }
+}
