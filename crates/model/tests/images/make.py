@@ -134,8 +134,10 @@ def spread(model):
 
 def tokenizer(directory):
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: at for at, letter in enumerate(alphabet)}
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    # One merge, which no text here has: GGUF files cannot say that there is none.
+    letters = [*alphabet, *SPECIAL, "QQ"]
+    vocab = {letter: at for at, letter in enumerate(letters)}
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("Q", "Q")]))
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = tokenizers.decoders.ByteLevel()
     bpe.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in SPECIAL])
