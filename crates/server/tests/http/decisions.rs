@@ -97,5 +97,5 @@ async fn a_state_that_does_not_fit_ends_at_the_first_question() {
     let noul = json!({"type": "noul", "instructions": "?"});
     let body = json!({"state": "s".repeat(1000), "questions": {"first": choice, "second": noul}});
     let refused = post(world.address, ROUTE, &body).await.json();
-    assert_eq!(refused["error"]["code"], "context_length_exceeded", "{refused}");
+    assert_eq!(refused["error"]["code"], "PROMPT_TOO_LONG", "{refused}");
 }

@@ -231,7 +231,7 @@ async fn a_text_that_does_not_fit_is_refused_before_it_is_paired() {
         ("/v1/score", json!({"text_1": first, "text_2": [second]})),
     ] {
         let refused = post(world.address, path, &body).await.json();
-        assert_eq!(refused["error"]["code"], "context_length_exceeded", "{path}: {refused}");
+        assert_eq!(refused["error"]["code"], "PROMPT_TOO_LONG", "{path}: {refused}");
         let message = refused["error"]["message"].as_str().unwrap();
         assert!(message.contains("1000 tokens"), "{path}: {message}");
     }
