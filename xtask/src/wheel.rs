@@ -105,6 +105,12 @@ impl Laid {
         fs::copy(binary, &path)
             .with_context(|| format!("cannot copy {} to {}", binary.display(), path.display()))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        // Whoever passes the binary on passes these on.
+        let documents = laid.folder.join("data/share/doc/fornax");
+        fs::create_dir_all(&documents)?;
+        for name in ["LICENSE", "NOTICE"] {
+            fs::copy(root().join(name), documents.join(name))?;
+        }
         Ok(laid)
     }
 }

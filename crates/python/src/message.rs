@@ -35,7 +35,7 @@ enum Speaker {
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "content must be a text, or a list of {\"type\": \"text\", \"text\": ...}: this model reads nothing else"
+    expecting = "content must be a text, or a list of {\"type\": \"text\", \"text\": ...}; pictures are for the HTTP API and the terminal"
 )]
 enum Body {
     Text(String),

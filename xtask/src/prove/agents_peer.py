@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+import urllib.request
 
 import xllamacpp
 
@@ -22,6 +23,7 @@ params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
 params.verbosity = -1
 params.warmup = False
 server = xllamacpp.Server(params)
+address = server.listening_address
 computed = [[] for _ in range(agents)]
 failed = []
 
@@ -34,8 +36,9 @@ def converse(agent):
         tokens += [300 + ((known + place) * 7919 + agent * 104729) % 700 for place in range(said)]
         request = dict(prompt=tokens, n_predict=answer, temperature=0, ignore_eos=True, return_tokens=True)
         request.update(cache_prompt=True, id_slot=agent)
-        reply = server.handle_completions(request)
-        reply = reply if isinstance(reply, dict) else json.loads(reply)
+        body = json.dumps(request).encode()
+        asked = urllib.request.Request(address + "/completion", body, {"Content-Type": "application/json"})
+        reply = json.load(urllib.request.urlopen(asked))
         if len(reply.get("tokens", [])) != answer:
             failed.append(str(reply)[:500])
             return

@@ -45,7 +45,9 @@ pub(super) fn run() -> Result<Facts> {
         command.current_dir(folder).env("FORNAX_CACHE", &cache);
         command
     };
-    let told = output(&mut at(&python, &["-m", "pytest", "-q", "-p", "no:cacheprovider"], &tests))?;
+    let ran = at(&python, &["-m", "pytest", "-q", "-p", "no:cacheprovider"], &tests).output()?;
+    let told = String::from_utf8_lossy(&ran.stdout);
+    ensure!(ran.status.success(), "pytest ({}): {told}", ran.status);
     let passed = told.trim().lines().last().unwrap_or_default().to_owned();
     ensure!(passed.contains(" passed") && !passed.contains("skipped"), "{told}");
     let typed = output(&mut at(&python, &["-m", "mypy", "--strict", "--package", "fornax"], work.path()))?;
