@@ -138,7 +138,7 @@ impl Processor {
             mean: colours("image_mean", [0.481_454_66, 0.457_827_5, 0.408_210_73])?,
             std: colours("image_std", [0.268_629_54, 0.261_302_6, 0.275_777_1])?,
         };
-        if processor.std.iter().any(|value| !(*value > 0.0)) {
+        if processor.std.iter().any(|value| value.is_nan() || *value <= 0.0) {
             return Err(wrong("image_std", &config["image_std"], "three numbers above zero"));
         }
         if processor.pixels_min > processor.pixels_max {
@@ -161,6 +161,7 @@ impl Processor {
     }
 
     /// The most patches that a picture becomes.
+    #[expect(clippy::cast_sign_loss, reason = "numbers of pixels are not negative")]
     pub fn patches_max(&self) -> usize {
         let side = f64::from(self.patch).powi(2);
         let factor = f64::from(self.patch * self.merge);
@@ -174,6 +175,7 @@ impl Processor {
     }
 
     /// The patches of a picture of some size.
+    #[expect(clippy::cast_sign_loss, reason = "sides are not negative")]
     pub fn grid(&self, size: Size) -> Result<Grid, Error> {
         let (long, short) = (size.width.max(size.height), size.width.min(size.height));
         if short == 0 {

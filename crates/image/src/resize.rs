@@ -34,6 +34,7 @@ struct Taps {
 }
 
 /// By pixel along one side.
+#[expect(clippy::cast_sign_loss, reason = "what is negative is the edge")]
 fn taps(from: u32, to: u32) -> Vec<Taps> {
     let scale = f64::from(from) / f64::from(to);
     let stretch = scale.max(1.0);

@@ -231,6 +231,7 @@ impl<B: Backend> Tower<B> {
 
     /// The learned positions, stretched over the picture from edge to edge: of each patch the four around it, weighed by
     /// how near they are. (patches, hidden)
+    #[expect(clippy::cast_sign_loss, reason = "places are not negative")]
     fn stretched(&self, grid: PatchGrid<'_>) -> Vec<f32> {
         let TowerConfig { hidden, positions: side, .. } = self.config;
         let axis = |at: u32, size: u32| {
