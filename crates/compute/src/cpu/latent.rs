@@ -151,7 +151,7 @@ impl Layer<'_> {
             first..lasts.map_or(position, |lasts| lasts[token] as usize) + 1
         };
         let first_seen = seen_of(some.start).start;
-        let end = some.clone().step_by(1).map(|query| seen_of(query).end).max().unwrap_or(0);
+        let end = some.clone().map(|query| seen_of(query).end).max().unwrap_or(0);
         let table = step.table(unit.row, self.group);
         for page in first_seen / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS) {
             let stored = self.pages.keys(table[page], 0);
