@@ -1,8 +1,8 @@
 //! The operations of a device.
 
 use crate::{
-    Batch, ChannelInputs, ChannelScan, DeltaRule, Error, GatedNorm, KvLayer, Memory, Need, PageCopy, PageId,
-    SampleRow, Sampled, SelectiveScan, ShortConv,
+    Batch, ChannelInputs, ChannelScan, DeltaRule, Error, GatedNorm, HeadProducts, KvLayer, LatentAttention,
+    Memory, Need, PageCopy, PageId, SampleRow, Sampled, SelectiveScan, ShortConv,
 };
 
 /// Which rows of the step an operation runs over.
@@ -88,6 +88,26 @@ pub struct Rope<Buf> {
     pub sections: Vec<u8>,
 }
 
+/// How much queries grow with their positions, which keeps attention sharp in long contexts: a query at position `p` is
+/// multiplied by `1 + beta * ln(1 + n)`, where `n` is how many whole lengths fit into `p + offset`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// How much it grows.
+    pub beta: f32,
+    /// The length, in positions; at least one.
+    pub length: u32,
+    /// Added to positions.
+    pub offset: u32,
+}
+
+impl Temperature {
+    /// What queries at a position are multiplied by.
+    pub fn at(&self, position: u32) -> f32 {
+        let lengths = (u64::from(position) + u64::from(self.offset)) / u64::from(self.length);
+        (1.0 + f64::from(self.beta) * (lengths as f64).ln_1p()) as f32
+    }
+}
+
 /// What attention over pages needs beside its data.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<Buf> {
@@ -107,12 +127,15 @@ pub struct Attention<Buf> {
     /// How many positions before its own, and how many behind it, a query sees that is not causal; all of its row where there
     /// is none. Its group has no window then.
     pub reach: Option<u32>,
+    /// Where sequences are cut into chunks of so many positions, and a query sees nothing before its own. Its group has a window
+    /// that is as long, so that pages which nobody sees any more go.
+    pub chunk: Option<u32>,
 }
 
 impl<Buf> Attention<Buf> {
     /// Causal, with neither cap nor sinks.
     pub fn causal(heads: Heads, layer: KvLayer, scale: f32) -> Attention<Buf> {
-        Attention { heads, layer, scale, soft_cap: None, sinks: None, causal: true, reach: None }
+        Attention { heads, layer, scale, soft_cap: None, sinks: None, causal: true, reach: None, chunk: None }
     }
 }
 
@@ -144,6 +167,17 @@ pub enum Pointwise {
     Relu,
     /// The square of that.
     ReluSquared,
+    /// Above zero `positive * x^2 + beta * x`; else `negative * (e^min(x, eps) - 1 - x) + beta * x`.
+    Xielu {
+        /// Of the square.
+        positive: f32,
+        /// Of the exponential.
+        negative: f32,
+        /// Of the value itself.
+        beta: f32,
+        /// What the exponential's argument is at most; below zero.
+        eps: f32,
+    },
 }
 
 /// How the rows of a sequence become one.
@@ -256,6 +290,8 @@ pub struct Experts<'a, M: Memory + ?Sized> {
     pub down_bias: Option<&'a M::Buf>,
     /// What is between them.
     pub between: Between,
+    /// Whether a token's weights multiply what its experts read, and not what they make of it.
+    pub weighs_inputs: bool,
 }
 
 /// What is between an expert's two products.
@@ -621,6 +657,62 @@ pub trait Backend: Memory {
     ) -> Result<(), Error> {
         let _ = (step, scales, chosen);
         Err(Error::Unsupported { what: Need::ExpertScales.to_string(), backend: self.name() })
+    }
+
+    /// Multiplies the first `columns` columns of each row of `x` by what [`Temperature::at`] says of its position.
+    fn scale_by_position(
+        &self,
+        step: &Self::Step,
+        temperature: Temperature,
+        columns: usize,
+        x: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, temperature, columns, x);
+        Err(Error::Unsupported { what: Need::Temperature.to_string(), backend: self.name() })
+    }
+
+    /// `out` = for each head the product of its matrix with its share of `x`. `x` is (tokens, heads x each), where a head's
+    /// share has the matrix's columns from [`HeadProducts::column`] on, and perhaps others around them; `out` is (tokens,
+    /// heads x the matrix's rows).
+    fn head_products(
+        &self,
+        step: &Self::Step,
+        products: &HeadProducts<'_, Self>,
+        x: &Self::Buf,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, products, x, out);
+        Err(Error::Unsupported { what: Need::Latent.to_string(), backend: self.name() })
+    }
+
+    /// Stores each token's row in the page of its position: the latent values, (tokens, latent), and the turned ones, (tokens,
+    /// turned).
+    fn latent_write(
+        &self,
+        step: &Self::Step,
+        attention: &LatentAttention,
+        latent: &Self::Buf,
+        turned: &Self::Buf,
+        kv: &mut Self::Kv,
+    ) -> Result<(), Error> {
+        let _ = (step, attention, latent, turned, kv);
+        Err(Error::Unsupported { what: Need::Latent.to_string(), backend: self.name() })
+    }
+
+    /// Attention of each token's queries over its sequence's rows. What a query meets the latent values with is in
+    /// `absorbed`, (tokens, query heads x latent); what it meets the turned ones with begins each head's share of `queries`,
+    /// (tokens, query heads x at least turned). `out` = what is read of the latent values, (tokens, query heads x latent).
+    fn latent_attention(
+        &self,
+        step: &Self::Step,
+        attention: &LatentAttention,
+        queries: &Self::Buf,
+        absorbed: &Self::Buf,
+        kv: &Self::Kv,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, attention, queries, absorbed, kv, out);
+        Err(Error::Unsupported { what: Need::Latent.to_string(), backend: self.name() })
     }
 
     /// `matmul`, then `add_vector` when there is a bias.

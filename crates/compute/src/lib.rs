@@ -20,6 +20,7 @@ mod error;
 mod float8;
 mod kv;
 pub mod landing;
+mod latent;
 mod memory;
 pub mod operands;
 mod philox;
@@ -31,11 +32,13 @@ mod splitmix;
 pub use backend::{
     Attention, Backend, Between, ExpertRoom, Experts, Glu, Groups, Heads, Linear, LowRank, Norm, NormKind,
     Output, Pointwise, Pooling, QkNorm, RANK_MAX, ROUTED_MAX, Rope, Routing, Rows, Scores, Shares,
+    Temperature,
 };
 pub use batch::{Batch, GivenRows, Row, RowState, Token};
 pub use conformance::WEIGHT_TYPES;
 pub use error::Error;
 pub use kv::{KV_BLOCK, KvDType, KvGroup, KvKind, KvLayer, KvSpec, PAGE_TOKENS, PageCopy, PageId};
+pub use latent::{HeadProducts, LatentAttention, LatentHeads};
 pub use memory::{
     Counting, GROUP_MAX, GROUP_VALUES_MAX, Memory, Need, Part, Purpose, Role, Sizes, Usage, WeightPlace,
 };

@@ -193,6 +193,17 @@ pub enum Need {
     ExpertScales,
     /// [`Between::Function`](crate::Between).
     PlainExperts,
+    /// [`head_products`](crate::Backend::head_products), [`latent_write`](crate::Backend::latent_write) and
+    /// [`latent_attention`](crate::Backend::latent_attention).
+    Latent,
+    /// [`scale_by_position`](crate::Backend::scale_by_position).
+    Temperature,
+    /// [`Attention::chunk`](crate::Attention).
+    Chunks,
+    /// [`Experts::weighs_inputs`](crate::Experts).
+    WeighedInputs,
+    /// [`Pointwise::Xielu`](crate::Pointwise).
+    Xielu,
     /// [`WeightPlace::Host`] of a table whose rows are looked up.
     HostTables,
     /// [`WeightPlace::Host`] of what is multiplied by.
@@ -203,7 +214,7 @@ pub enum Need {
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 31] = [
+    pub const ALL: [Need; 36] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -232,6 +243,11 @@ impl Need {
         Need::LayerEmbeddings,
         Need::ExpertScales,
         Need::PlainExperts,
+        Need::Latent,
+        Need::Temperature,
+        Need::Chunks,
+        Need::WeighedInputs,
+        Need::Xielu,
         Need::HostTables,
         Need::HostWeights,
         Need::FileWeights,
@@ -269,6 +285,11 @@ impl fmt::Display for Need {
             Need::LayerEmbeddings => "embeddings for each layer",
             Need::ExpertScales => "a scale for each expert",
             Need::PlainExperts => "experts without gates",
+            Need::Latent => "latent attention",
+            Need::Temperature => "queries scaled by their positions",
+            Need::Chunks => "attention in chunks",
+            Need::WeighedInputs => "experts whose inputs are weighed",
+            Need::Xielu => "a feed-forward of xIELU",
             Need::HostTables => "a table in the host's memory",
             Need::HostWeights => "weights in the host's memory",
             Need::FileWeights => "weights that stay in their file",

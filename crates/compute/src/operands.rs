@@ -5,9 +5,9 @@
 //! check: it knows where they are.
 
 use crate::{
-    Attention, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Heads,
-    KvGroup, KvKind, LowRank, Memory, Norm, QkNorm, RANK_MAX, ROUTED_MAX, Rope, Routing, SelectiveScan,
-    ShortConv, TAPS_MAX, channel_values, conv_values,
+    Attention, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts, GatedNorm,
+    HeadProducts, Heads, KvGroup, KvKind, LatentAttention, LatentHeads, LowRank, Memory, Norm, QkNorm,
+    RANK_MAX, ROUTED_MAX, Rope, Routing, SelectiveScan, ShortConv, TAPS_MAX, channel_values, conv_values,
 };
 
 /// What has rows and columns: a buffer, or a weight.
@@ -111,6 +111,78 @@ pub fn attention<B: Operand>(
         fits(OPERATION, "sinks", sinks, (1, heads.query))?;
     }
     pages_fit(OPERATION, heads, group)
+}
+
+/// Queries that grow with their positions.
+pub fn scale_by_position<B: Operand>(count: usize, columns: usize, x: &B) -> Result<(), Error> {
+    begins("scale_by_position", "x", x, (count, columns))
+}
+
+/// A matrix for each head.
+pub fn head_products<M>(
+    count: usize,
+    products: &HeadProducts<'_, M>,
+    x: &M::Buf,
+    out: &M::Buf,
+) -> Result<(), Error>
+where
+    M: Memory<Weight: Operand, Buf: Operand>,
+{
+    const OPERATION: &str = "head_products";
+    let (heads, weight) = (products.heads, products.weight);
+    let needed = products.column.saturating_add(weight.columns());
+    let each = x.columns().checked_div(heads).unwrap_or(0).max(needed);
+    fits(OPERATION, "x", x, (count, heads.saturating_mul(each)))?;
+    if heads == 0 || !weight.rows().is_multiple_of(heads) {
+        let (got, wanted) = ((weight.rows(), weight.columns()), (heads, weight.columns()));
+        return Err(Error::OperandShape { operation: OPERATION, operand: "weight", got, wanted });
+    }
+    fits(OPERATION, "out", out, (count, weight.rows()))
+}
+
+/// Pages of a layer's group that hold such rows.
+fn rows_fit(operation: &'static str, heads: LatentHeads, group: &KvGroup) -> Result<(), Error> {
+    let got = match group.kind {
+        KvKind::Latent { width } => width,
+        KvKind::Pairs { .. } | KvKind::State { .. } => 0,
+    };
+    if got == heads.width() {
+        return Ok(());
+    }
+    let (got, wanted) = ((1, got), (1, heads.width()));
+    Err(Error::OperandShape { operation, operand: "kv", got, wanted })
+}
+
+/// Rows on their way into the cache.
+pub fn latent_write<B: Operand>(
+    count: usize,
+    heads: LatentHeads,
+    latent: &B,
+    turned: &B,
+    group: &KvGroup,
+) -> Result<(), Error> {
+    const OPERATION: &str = "latent_write";
+    fits(OPERATION, "latent", latent, (count, heads.latent))?;
+    fits(OPERATION, "turned", turned, (count, heads.turned))?;
+    rows_fit(OPERATION, heads, group)
+}
+
+/// Attention over latent rows.
+pub fn latent_attention<B: Operand>(
+    count: usize,
+    attention: &LatentAttention,
+    queries: &B,
+    absorbed: &B,
+    group: &KvGroup,
+    out: &B,
+) -> Result<(), Error> {
+    const OPERATION: &str = "latent_attention";
+    let heads = attention.heads;
+    let each = queries.columns().checked_div(heads.query).unwrap_or(0).max(heads.turned);
+    fits(OPERATION, "queries", queries, (count, heads.query * each))?;
+    fits(OPERATION, "absorbed", absorbed, (count, heads.query * heads.latent))?;
+    fits(OPERATION, "out", out, (count, heads.query * heads.latent))?;
+    rows_fit(OPERATION, heads, group)
 }
 
 /// A gated activation.

@@ -266,6 +266,16 @@ fn a_gemma4_whose_layers_share_keys_answers_with_the_same_bits_whatever_else_run
 }
 
 #[test]
+fn a_deepseek_of_latent_rows_answers_with_the_same_bits_whatever_else_runs() {
+    check("deepseek-v3.gguf");
+}
+
+#[test]
+fn a_llama4_of_chunks_answers_with_the_same_bits_whatever_else_runs() {
+    check("llama4");
+}
+
+#[test]
 fn a_qwen35_whose_layers_keep_states_answers_with_the_same_bits_whatever_else_runs() {
     check_all("qwen35", Keeps::Both);
 }

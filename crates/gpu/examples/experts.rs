@@ -174,8 +174,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     stack.iter().try_for_each(|layer| {
                         let (gate_up, down) = (&layer.gate_up, &layer.down);
                         let (gate_up_bias, down_bias) = (None, None);
-                        let experts =
-                            Experts { count: experts, gate_up, gate_up_bias, down, down_bias, between };
+                        let experts = Experts {
+                            count: experts,
+                            gate_up,
+                            gate_up_bias,
+                            down,
+                            down_bias,
+                            between,
+                            weighs_inputs: false,
+                        };
                         cuda.experts(&step, &experts, &layer.chosen, &x, &mut room, &mut residual)
                     })
                 })
@@ -203,7 +210,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         cuda.write(&mut rows, 0, x)?;
         cuda.write(&mut sums, 0, &vec![0.0; tokens * hidden])?;
         let (gate_up, down, gate_up_bias, down_bias) = (&layer.gate_up, &layer.down, None, None);
-        let experts = Experts { count: experts, gate_up, gate_up_bias, down, down_bias, between };
+        let experts =
+            Experts { count: experts, gate_up, gate_up_bias, down, down_bias, between, weighs_inputs: false };
         let step = cuda.begin(&batch(tokens))?;
         cuda.experts(&step, &experts, &layer.chosen, &rows, &mut room, &mut sums)?;
         cuda.finish(step)?;

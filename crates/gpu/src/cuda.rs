@@ -477,7 +477,9 @@ impl Memory for Cuda {
                 == (heads, soft_cap.is_some(), sinks.is_some(), causal, rotates)
         };
         if !foreseen.iter().any(alike) {
-            foreseen.push((Attention { heads, layer, scale, soft_cap, sinks, causal, reach: None }, rotates));
+            let (reach, chunk) = (None, None);
+            let attention = Attention { heads, layer, scale, soft_cap, sinks, causal, reach, chunk };
+            foreseen.push((attention, rotates));
         }
     }
 
@@ -495,6 +497,11 @@ impl Memory for Cuda {
 }
 
 impl Cuda {
+    /// The refusal of what it says that it does not have.
+    pub(crate) fn lacks(&self, need: Need) -> Error {
+        Error::Unsupported { what: need.to_string(), backend: self.device.name() }
+    }
+
     /// With debug assertions, memory starts as NaN in every float type, so that a read of unwritten memory is seen;
     /// otherwise it starts as zeros.
     fn poison(&self, pointer: u64, bytes: u64) -> Result<(), Error> {

@@ -441,6 +441,11 @@ impl Sizes for CudaSizes {
             | Need::WideGroups
             | Need::LayerEmbeddings
             | Need::ExpertScales
+            | Need::Latent
+            | Need::Temperature
+            | Need::Chunks
+            | Need::WeighedInputs
+            | Need::Xielu
             | Need::ChannelScan
             | Need::HostTables
             | Need::HostWeights

@@ -102,7 +102,7 @@ impl Layer<'_> {
 /// What a layer's mixer takes token by token, in seconds; nothing where it attends.
 fn seconds(cpu: &Cpu, mixer: &Mixer, tokens: usize) -> Option<f64> {
     Some(match *mixer {
-        Mixer::Attention(_) | Mixer::None => return None,
+        Mixer::Attention(_) | Mixer::Latent(_) | Mixer::None => return None,
         Mixer::Conv(conv) => {
             let mut layer = Layer::new(cpu, tokens, conv_values(conv.channels, conv.taps));
             layer.conv(conv.channels, conv.taps, ConvForm::Gated)

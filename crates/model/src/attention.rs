@@ -1,6 +1,6 @@
 //! Self-attention with grouped key/value heads, rotary positions and paged keys and values.
 
-use fornax_compute::{Backend, Error, Heads, Linear, Memory, Norm, QkNorm, Rope, Rows};
+use fornax_compute::{Backend, Error, Heads, Linear, Memory, Norm, QkNorm, Rope, Rows, Temperature};
 
 use crate::decoder::{Activations, AttentionRoom, branch_off, norm};
 use crate::join::{Join, Meeting};
@@ -26,6 +26,8 @@ pub(crate) struct Attention<M: Memory> {
     shape: fornax_compute::Attention<M::Buf>,
     /// What its rows hold: those heads, or the queries alone where another layer's keys are read.
     own_heads: Heads,
+    /// How its queries grow with their positions.
+    temperature: Option<Temperature>,
     /// Which of the step's buffers are as wide as these heads.
     room: usize,
     join: Join<M>,
@@ -60,12 +62,21 @@ impl<M: Memory> Attention<M> {
             sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
             causal: config.pooling.is_none(),
             reach: attention.reach,
+            chunk: attention.chunk,
         };
         let norms_rotated = config.facts.norms_rotated;
         let rotates = config.rope.dims > 0 && rotary != Rotary::None;
         // Queries beside another layer's keys are rotated on their own.
         loader.memory.foresee(&shape, rotates && !norms_rotated && keys_of.is_none());
-        let query_norm = norm(loader, Tensor::QueryNorm, None, layer)?;
+        let of_ones = |loader: &Loader<'_, M>| -> Result<_, crate::Error> {
+            let weight = loader.memory.upload_values(&vec![1.0; heads.dim])?;
+            Ok(Norm { kind: config.facts.norm, weight, bias: None, eps: config.norm_eps })
+        };
+        let unit = config.facts.unit_norms && config.qk_norm && rotary != Rotary::None;
+        let query_norm = match unit {
+            true => Some(of_ones(loader)?),
+            false => norm(loader, Tensor::QueryNorm, None, layer)?,
+        };
         let value_norm = match &query_norm {
             Some(query) if config.facts.norms_values && keys_of.is_none() => {
                 let weight = loader.memory.upload_values(&vec![1.0; heads.dim])?;
@@ -79,6 +90,7 @@ impl<M: Memory> Attention<M> {
                 let weight = loader.memory.upload_values(&vec![1.0; heads.dim])?;
                 Some(Norm { kind: query.kind, weight, bias: None, eps: query.eps })
             }
+            Some(_) if unit => Some(of_ones(loader)?),
             _ => norm(loader, Tensor::KeyNorm, None, layer)?,
         };
         Ok(Attention {
@@ -102,6 +114,7 @@ impl<M: Memory> Attention<M> {
             shares_input: config.parallel && !config.facts.has(Tensor::MlpNorm),
             shape,
             own_heads: attention.own_heads(),
+            temperature: config.temperature.filter(|_| config.facts.grows(rotary)),
             room: config
                 .heads(loader.stage)
                 .iter()
@@ -179,6 +192,11 @@ impl<B: Backend> Attention<B> {
             }
             (None, rope) => rope,
         };
+        if let Some(temperature) = self.temperature {
+            // Before they are rotated or after it: rotation changes no lengths.
+            let queries = self.own_heads.query * self.own_heads.dim;
+            backend.scale_by_position(step, temperature, queries, qkv)?;
+        }
         if self.own_heads == self.shape.heads {
             backend.attend(step, &self.shape, rope, qkv, kv, attended)?;
         } else {

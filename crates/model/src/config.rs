@@ -4,17 +4,21 @@ use std::ops::Range;
 
 use fornax_compute::{
     GROUP_MAX, GROUP_VALUES_MAX, Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pointwise, Pooling,
-    ScanHeads, WeightPlace,
+    ScanHeads, Temperature, WeightPlace,
 };
-use fornax_format::Checkpoint;
+use fornax_format::{Array, Checkpoint, Value};
 
-use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, FirstPosition, LogitScale, ParallelRule};
+use crate::facts::{
+    AttentionScale, BiasRule, EmbeddingScale, FirstPosition, LogitScale, ParallelRule, TemperatureRule,
+};
+use crate::latent::LatentConfig;
 use crate::layers::{self, AttentionConfig, KvShape, LayerConfig, Mixer, Mixture};
 use crate::loader::{stored_name, tensor};
 use crate::names::{Tensor, When};
 use crate::recurrent::{StateWidths, checkpoint_every};
+use crate::rope::score_growth;
 use crate::source::{Json, Key, Source, bad, within};
-use crate::{Error, Facts, Rope, Stage, TowerConfig};
+use crate::{Error, Facts, Rope, Scaling, Stage, TowerConfig};
 
 /// Everything about a model that its code does not already say.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +63,10 @@ pub struct Config {
     pub mlp_bias: bool,
     /// Multiplies query-key products.
     pub attention_scale: f32,
+    /// How queries grow with their positions.
+    pub temperature: Option<Temperature>,
+    /// Whether the choice of experts has a correction where files of one architecture differ in it.
+    pub corrected: bool,
     /// Scaled query-key products bend towards this.
     pub attention_cap: Option<f32>,
     /// Multiplies the embedding.
@@ -77,6 +85,8 @@ pub struct Config {
     pub glu: Glu,
     /// The activation of a feed-forward without gates.
     pub function: Pointwise,
+    /// The same by layer, where each has its own.
+    pub xielu: Vec<Pointwise>,
     /// Kinds of token that the embedding tells apart; 0 where it does not.
     pub token_types: usize,
     /// How an encoder makes one vector of a text; `None` of decoders.
@@ -143,7 +153,10 @@ impl Config {
             Checkpoint::HuggingFace(model) => {
                 let json = Json::new("config.json", model.config())?;
                 let classes = json.opt_strs("architectures")?.unwrap_or_default();
-                Facts::of_hugging_face(json.opt_str("model_type")?, &classes)?
+                let text = json.opt_object("text_config")?;
+                let of_text = text.map(|text| text.opt_str("model_type")).transpose()?.flatten();
+                let model_type = json.opt_str("model_type")?;
+                Facts::of_hugging_face(model_type.map(|own| of_wrapped(own, of_text)), &classes)?
             }
         };
         Config::with_facts(checkpoint, facts)
@@ -172,9 +185,11 @@ impl Config {
                 }
             });
         }
+        let temperature = temperature(&source, facts, rope.scaling)?;
         let sections = sections(&source, facts, rope.dims / 2)?;
         let scales = Scales::read(&source, facts)?;
         let multipliers = multipliers(&source, facts, hidden)?;
+        let xielu = xielu(&source, checkpoint, facts, layers.len())?;
         let caps = facts.soft_caps;
         Ok(Config {
             facts: *facts,
@@ -193,8 +208,9 @@ impl Config {
             qkv_bias: biases.qkv,
             output_bias: biases.output,
             mlp_bias: biases.mlp,
-            attention_scale: attention_scale(&source, facts, heads.full, layers.len(), hidden)?
-                * scales.scores,
+            attention_scale: attention_scale(&source, facts, heads.full, &layers, hidden)? * scales.scores,
+            temperature: temperature,
+            corrected: corrected(checkpoint, facts),
             scales: scales.parts,
             layers,
             ahead: layers::ahead(&source)? > 0,
@@ -210,7 +226,11 @@ impl Config {
             logit_cap: cap(&source, key::LOGIT_CAP, caps.and_then(|caps| caps.logits), caps.is_some())?,
             layer_inputs: layer_inputs(&source, facts)?,
             glu: glu(&source, facts)?,
-            function: function(&source, facts)?,
+            function: match xielu.first() {
+                Some(first) => *first,
+                None => function(&source, facts)?,
+            },
+            xielu,
             token_types: token_types(&source, facts)?,
             pooling: pooling(&source, checkpoint, facts)?,
             ranks: ranks(&source, checkpoint, facts)?,
@@ -315,6 +335,14 @@ impl Config {
             (Need::ExpertScales, self.mixture().is_some() && self.facts.has(Tensor::ExpertScales)),
             (Need::PlainExperts, self.mixture().is_some() && !self.gated()),
             (Need::SharedKeys, (0..self.layers.len()).any(|layer| self.keys_of(layer).is_some())),
+            (Need::Latent, self.layers.iter().any(|layer| layer.latent().is_some())),
+            (Need::Temperature, self.temperature.is_some()),
+            (
+                Need::Chunks,
+                self.layers.iter().any(|layer| layer.attention().is_some_and(|it| it.chunk.is_some())),
+            ),
+            (Need::WeighedInputs, self.facts.weighs_inputs && self.mixture().is_some()),
+            (Need::Xielu, !self.xielu.is_empty()),
             (Need::WideGroups, self.layers.iter().filter_map(LayerConfig::attention).any(is_wide)),
             (Need::LayerEmbeddings, self.layer_inputs.is_some()),
             (Need::HostTables, table_at == Some(WeightPlace::Host)),
@@ -335,7 +363,7 @@ impl Config {
         let own = &self.layers[stage.layers.clone()];
         let group = |shape: &KvShape| KvGroup {
             layers: own.iter().filter(|layer| layer.kv_shape() == Some(*shape)).count(),
-            kind: KvKind::pairs(shape.heads, shape.dim),
+            kind: shape.kind,
             window: shape.window,
             pages,
         };
@@ -353,8 +381,12 @@ impl Config {
     fn checkpoint_every(&self) -> usize {
         let states = self.layers.iter().filter_map(|layer| layer.mixer.state_bytes());
         // Keys and values as they are usually kept: two bytes each.
-        let tokens =
-            self.layers.iter().filter_map(LayerConfig::kv_shape).map(|shape| 4 * shape.heads * shape.dim);
+        let values = |kind: KvKind| match kind {
+            KvKind::Pairs { heads, dim_k, dim_v } => heads * (dim_k + dim_v),
+            KvKind::Latent { width } => width,
+            KvKind::State { .. } => 0,
+        };
+        let tokens = self.layers.iter().filter_map(LayerConfig::kv_shape).map(|shape| 2 * values(shape.kind));
         checkpoint_every(states.fold(0, usize::saturating_add), tokens.sum())
     }
 
@@ -397,6 +429,11 @@ impl Config {
         distinct(attending.map(AttentionConfig::own_heads))
     }
 
+    /// The latent attention of a stage's layers, each kind once.
+    pub(crate) fn latents(&self, stage: &Stage) -> Vec<LatentConfig> {
+        distinct(self.layers[stage.layers.clone()].iter().filter_map(LayerConfig::latent).copied())
+    }
+
     /// The widths of a stage's layers with states, each once.
     pub(crate) fn state_widths(&self, stage: &Stage) -> Vec<StateWidths> {
         distinct(self.layers[stage.layers.clone()].iter().filter_map(|layer| layer.mixer.widths()))
@@ -425,6 +462,14 @@ impl Config {
     /// Bytes of the layers' states, each size once.
     fn state_sizes(&self) -> Vec<usize> {
         distinct(self.layers.iter().filter_map(|layer| layer.mixer.state_bytes()))
+    }
+}
+
+/// The type of the model that reads text where a file's own type only says what sees images beside it.
+fn of_wrapped<'a>(own: &'a str, text: Option<&'a str>) -> &'a str {
+    match own {
+        "mistral3" | "kimi_k25" => text.unwrap_or(own),
+        _ => own,
     }
 }
 
@@ -526,6 +571,13 @@ fn tied(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<b
 
 /// GGUF files show it.
 fn qk_norm(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<bool, Error> {
+    if facts.unit_norms {
+        return match source {
+            // They do not say it; of the two models that there are the one with more experts has none.
+            Source::Gguf { .. } => Ok(source.opt_whole(layers::EXPERTS)? != Some(128)),
+            Source::HuggingFace { json, .. } => Ok(json.opt_bool("use_qk_norm")?.unwrap_or(true)),
+        };
+    }
     match (facts.row(Tensor::QueryNorm), source) {
         (None, _) => Ok(false),
         (Some(row), _) if row.when != When::QkNorm => Ok(true),
@@ -566,7 +618,7 @@ fn attention_scale(
     source: &Source<'_>,
     facts: &Facts,
     heads: Heads,
-    layers: usize,
+    layers: &[LayerConfig],
     hidden: usize,
 ) -> Result<f32, Error> {
     let root = |values: f64| (1.0 / values.sqrt()) as f32;
@@ -580,14 +632,129 @@ fn attention_scale(
     match (facts.attention_scale, source) {
         (AttentionScale::One, _) => Ok(1.0),
         (AttentionScale::HeadSize, _) => Ok(head_size),
+        (AttentionScale::KeySize, _) => {
+            let latent = layers.iter().find_map(LayerConfig::latent);
+            let size = latent.map_or(heads.dim, LatentConfig::query);
+            Ok((score_growth(source, facts, source.positions(key::CONTEXT)?)? / (size as f64).sqrt()) as f32)
+        }
         (AttentionScale::PreAttentionScalar { .. }, Source::HuggingFace { .. }) => {
             let scalar = Key { gguf: "", hugging_face: "query_pre_attn_scalar" };
             Ok(root(within(&source.spelling(scalar), source.number(scalar)?, 1e-6..=1e9)?))
         }
-        (AttentionScale::PreAttentionScalar { layers: largest }, _) if layers == largest => {
+        (AttentionScale::PreAttentionScalar { layers: largest }, _) if layers.len() == largest => {
             Ok(root((hidden / heads.query) as f64))
         }
         (AttentionScale::PreAttentionScalar { .. }, _) => Ok(head_size),
+    }
+}
+
+/// How queries grow with their positions: by the length before yarn, unless a GGUF file has another.
+fn temperature(source: &Source<'_>, facts: &Facts, scaling: Scaling) -> Result<Option<Temperature>, Error> {
+    const BETA: Key = Key { gguf: "attention.temperature_scale", hugging_face: "llama_4_scaling_beta" };
+    const LENGTH: Key = Key { gguf: "attention.temperature_length", hugging_face: "" };
+    let Some(rule) = facts.temperature else { return Ok(None) };
+    if rule.unrotated {
+        return unrotated_temperature(source, rule);
+    }
+    let beta = match source {
+        Source::Gguf { .. } => source.opt_number(BETA)?.or(rule.gguf_beta),
+        Source::HuggingFace { json, .. } => {
+            let parameters = match json.opt_object("rope_parameters")? {
+                Some(parameters) => Some(parameters),
+                None => json.opt_object("rope_scaling")?,
+            };
+            parameters.map(|parameters| parameters.opt_f64(BETA.hugging_face)).transpose()?.flatten()
+        }
+    };
+    // Zero is none.
+    let Some(beta) = beta.filter(|beta| *beta != 0.0) else { return Ok(None) };
+    let beta = within(&source.spelling(BETA), beta, 0.0..=1e3)? as f32;
+    let said = if let Source::Gguf { .. } = source { source.opt_number(LENGTH)? } else { None };
+    let length = match (said, scaling) {
+        (Some(length), _) => length,
+        (None, Scaling::Yarn { original_context, .. }) => original_context,
+        (None, _) => {
+            return Err(Error::Unsupported {
+                what: format!("{} {beta} without yarn", source.spelling(BETA)),
+                supported: "yarn, whose original context is its length".to_owned(),
+            });
+        }
+    };
+    let length = within("the length by which queries grow", length, 1.0..=f64::from(u32::MAX))?;
+    #[expect(clippy::cast_sign_loss, reason = "it is at least one")]
+    let length = length as u32;
+    Ok(Some(Temperature { beta, length, offset: 0 }))
+}
+
+/// The same of models in which layers that do not rotate alone have it. GGUF files do not say it: all have the same.
+fn unrotated_temperature(source: &Source<'_>, rule: TemperatureRule) -> Result<Option<Temperature>, Error> {
+    let (beta, length) = (rule.gguf_beta.unwrap_or(0.0), 8192);
+    let Source::HuggingFace { json, .. } = source else {
+        return Ok(Some(Temperature { beta: beta as f32, length, offset: 1 }));
+    };
+    // Some files have a number for it.
+    if json.get("attn_temperature_tuning").is_some_and(|tuned| *tuned == false || *tuned == 0) {
+        return Ok(None);
+    }
+    let beta = within("attn_scale", json.opt_f64("attn_scale")?.unwrap_or(beta), 0.0..=1e3)? as f32;
+    let said = json.opt_u64("floor_scale")?.unwrap_or(u64::from(length));
+    let length = u32::try_from(said).ok().filter(|length| *length > 0);
+    let length = length.ok_or_else(|| bad("floor_scale", said, "at least 1 and below 2^32"))?;
+    Ok(Some(Temperature { beta, length, offset: 1 }))
+}
+
+/// What each layer's feed-forward has in place of a function that all share. Numbers of Hugging Face files are tensors.
+fn xielu(
+    source: &Source<'_>,
+    checkpoint: &Checkpoint,
+    facts: &Facts,
+    layers: usize,
+) -> Result<Vec<Pointwise>, Error> {
+    if !facts.xielu {
+        return Ok(Vec::new());
+    }
+    let listed = |key: &str, tensor: Tensor| -> Result<Vec<f32>, Error> {
+        let numbers = match source {
+            Source::Gguf { metadata, .. } => {
+                let key = format!("xielu.{key}");
+                match metadata.get(&key) {
+                    Some(Value::Array(Array::F32(all))) => all.clone(),
+                    Some(_) => vec![metadata.opt_f32(&key)?.unwrap_or(f32::NAN); layers],
+                    None => return Err(Error::MissingKey { key }),
+                }
+            }
+            Source::HuggingFace { .. } => (0..layers)
+                .map(|layer| crate::loader::number(checkpoint, facts, tensor, layer))
+                .collect::<Result<_, _>>()?,
+        };
+        match numbers.iter().find(|number| !number.is_finite()) {
+            Some(other) => Err(bad(&format!("xielu.{key}"), other, "finite numbers")),
+            None if numbers.len() == layers => Ok(numbers),
+            None => {
+                Err(bad(&format!("xielu.{key}"), format!("{} numbers", numbers.len()), "one for each layer"))
+            }
+        }
+    };
+    let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
+    let (positive, negative) =
+        (listed("alpha_p", Tensor::XieluPositive)?, listed("alpha_n", Tensor::XieluNegative)?);
+    let (beta, eps) = (listed("beta", Tensor::XieluBeta)?, listed("eps", Tensor::XieluEps)?);
+    Ok((0..layers)
+        .map(|layer| Pointwise::Xielu {
+            positive: softplus(positive[layer]),
+            negative: beta[layer] + softplus(negative[layer]),
+            beta: beta[layer],
+            eps: eps[layer],
+        })
+        .collect())
+}
+
+/// Whether the choice of experts has a correction; GGUF files of architectures whose models differ in it show it.
+fn corrected(checkpoint: &Checkpoint, facts: &Facts) -> bool {
+    let Some(row) = facts.row(Tensor::RouterCorrection) else { return false };
+    match checkpoint {
+        Checkpoint::Gguf(_) if row.when == When::Corrected => layers::is_in_a_layer(checkpoint, facts, row),
+        _ => true,
     }
 }
 
@@ -778,6 +945,7 @@ fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
     }
     let glu = match said {
         None => facts.glu,
+        Some("xielu") if facts.xielu => facts.glu,
         // Without gates it is the function below.
         Some("relu" | "relu2") if !facts.gated() => facts.glu,
         Some("silu" | "swish" | "swiglu") => Glu::Silu,
@@ -788,7 +956,8 @@ fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
             return Err(Error::Unsupported { what: format!("{key} {other:?}"), supported });
         }
     };
-    if glu == Glu::Silu && facts.has(Tensor::Down) && !facts.gated() && facts.function.is_none() {
+    let own = facts.function.is_some() || facts.xielu;
+    if glu == Glu::Silu && facts.has(Tensor::Down) && !facts.gated() && !own {
         let what = "silu without gates".to_owned();
         return Err(Error::Unsupported { what, supported: "gelu, gelu_new, gelu_pytorch_tanh".to_owned() });
     }

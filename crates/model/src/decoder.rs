@@ -9,6 +9,7 @@ use crate::channels::ByChannel;
 use crate::conv::Convolution;
 use crate::delta::DeltaNet;
 use crate::experts::{ExpertActivations, Experts};
+use crate::latent::{Latent, LatentRoom};
 use crate::layer_inputs::{Input, InputRoom, Table};
 use crate::loader::{Changes, Loader};
 use crate::mlp::Mlp;
@@ -42,6 +43,7 @@ struct Layer<M: Memory> {
 
 enum LayerMixer<M: Memory> {
     Attention(Box<Attention<M>>, Rotary),
+    Latent(Box<Latent<M>>),
     Delta(Box<DeltaNet<M>>),
     Conv(Box<Convolution<M>>),
     Scan(Box<Scan<M>>),
@@ -91,6 +93,7 @@ impl<M: Memory> Layer<M> {
                 Mixer::Attention(attention) => {
                     LayerMixer::Attention(Box::new(Attention::load(loader, layer)?), attention.rotary)
                 }
+                Mixer::Latent(latent) => LayerMixer::Latent(Box::new(Latent::load(loader, layer, latent)?)),
                 Mixer::Delta(delta) => LayerMixer::Delta(Box::new(DeltaNet::load(loader, layer, delta)?)),
                 Mixer::Conv(conv) => LayerMixer::Conv(Box::new(Convolution::load(loader, layer, conv)?)),
                 Mixer::Scan(scan) => LayerMixer::Scan(Box::new(Scan::load(loader, layer, scan)?)),
@@ -133,6 +136,9 @@ impl<B: Backend> Model<B> for Decoder<B> {
             match &layer.mixer {
                 LayerMixer::Attention(attention, rotary) => {
                     attention.forward(backend, step, rotation.of(*rotary), kv, a)?;
+                }
+                LayerMixer::Latent(latent) => {
+                    latent.forward(backend, step, rotation.of(Rotary::Model), kv, a)?;
                 }
                 LayerMixer::Delta(delta) => delta.forward(backend, step, kv, a)?,
                 LayerMixer::Conv(conv) => conv.forward(backend, step, kv, a)?,
@@ -219,6 +225,7 @@ impl<B: Backend> Layer<B> {
         let mut changes = Vec::new();
         match &mut self.mixer {
             LayerMixer::Attention(attention, _) => changes.extend(attention.changes()),
+            LayerMixer::Latent(latent) => changes.push(latent.changes()),
             LayerMixer::Delta(delta) => changes.extend(delta.changes()),
             LayerMixer::Conv(conv) => changes.extend(conv.changes()),
             LayerMixer::Scan(scan) => changes.push(scan.changes()),
@@ -374,6 +381,7 @@ pub(crate) struct Activations<M: Memory> {
     pub(crate) room: Option<M::Buf>, // (tokens, hidden): what it adds, where that is normalised or gathered first
     pub(crate) beside: Option<M::Buf>, // (tokens, hidden): what the feed-forward reads, where attention reads the same
     pub(crate) attention: Vec<AttentionRoom<M>>, // by `Config::heads`
+    pub(crate) latent: Vec<LatentRoom<M>>, // by `Config::latents`
     pub(crate) states: Vec<StateRoom<M>>, // by `Config::state_widths`
     pub(crate) inner: Vec<InnerRoom<M>>, // by `Config::ffns`
     pub(crate) experts: Vec<ExpertActivations<M>>, // by `Config::mixtures`
@@ -437,6 +445,11 @@ impl<M: Memory> Activations<M> {
             },
             beside: if config.parallel { Some(tokens(config.hidden)?) } else { None },
             attention: config.heads(stage).iter().map(attention).collect::<Result<_, _>>()?,
+            latent: config
+                .latents(stage)
+                .iter()
+                .map(|latent| LatentRoom::alloc(memory, latent, tokens_max))
+                .collect::<Result<_, _>>()?,
             states: config.state_widths(stage).into_iter().map(state).collect::<Result<_, _>>()?,
             inner: config.ffns(stage).into_iter().map(inner).collect::<Result<_, _>>()?,
             experts: config.mixtures(stage).iter().map(experts).collect::<Result<_, _>>()?,

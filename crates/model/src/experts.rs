@@ -27,6 +27,7 @@ pub(crate) struct Experts<M: Memory> {
     room: usize,
     routing: Routing,
     between: Between,
+    weighs_inputs: bool,
     /// What all of it is multiplied by before it is added.
     scale: f32,
 }
@@ -199,6 +200,7 @@ impl<M: Memory> Experts<M> {
             room: mixtures.iter().position(|other| other == mixture).expect("the layer's own are there"),
             routing: mixture.routing,
             between,
+            weighs_inputs: loader.config.facts.weighs_inputs,
             scale: loader.config.residual_scale,
         })
     }
@@ -266,6 +268,7 @@ impl<B: Backend> Experts<B> {
             down: &self.down,
             down_bias: self.down_bias.as_ref(),
             between: self.between,
+            weighs_inputs: self.weighs_inputs,
         }
     }
 

@@ -5,7 +5,8 @@
 use fornax_compute::{GateOrder, Glu, KeySharing, NormKind, Pointwise, Scores, Shares};
 
 use crate::arch::{NOT_YET, TABLE};
-use crate::{Error, Name};
+use crate::source::Source;
+use crate::{Error, Name, Rotary};
 
 /// One architecture.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,6 +107,29 @@ pub struct Facts {
     pub function: Option<Pointwise>,
     /// What some layers have in place of attention.
     pub recurrent: Option<Recurrent>,
+    /// Whether windows are chunks that a query sees nothing before.
+    pub chunks: bool,
+    /// Whether queries and keys of layers that rotate are normalised by no weights, where files of the architecture say so.
+    pub unit_norms: bool,
+    /// Whether a token's weights multiply what its experts read.
+    pub weighs_inputs: bool,
+    /// Whether each layer's feed-forward has a function of its own, whose numbers are weights.
+    pub xielu: bool,
+    /// Whether attention is latent.
+    pub latent: bool,
+    /// How queries grow with their positions, if they do.
+    pub temperature: Option<TemperatureRule>,
+    /// Whether a group of experts is as good as its two best ones together: `None` says where scores are no softmax.
+    pub groups_by_two: Option<bool>,
+}
+
+/// How queries grow with their positions, where the file says it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TemperatureRule {
+    /// How much where a GGUF file does not say: its converter leaves out what every model of the architecture has.
+    pub gguf_beta: Option<f64>,
+    /// Whether only those of layers that do not rotate grow.
+    pub unrotated: bool,
 }
 
 /// What some layers have in place of attention, and which: as the file lists them.
@@ -261,6 +285,8 @@ pub enum AttentionScale {
     One,
     /// One over the root of the head size.
     HeadSize,
+    /// One over the root of the size of a head's keys, which turn in part, times how much yarn lets scores grow.
+    KeySize,
     /// One over the root of `query_pre_attn_scalar`. GGUF does not have the key: there it is the head size, but in the
     /// model with this many layers hidden size over heads.
     PreAttentionScalar {
@@ -288,6 +314,19 @@ pub enum EmbeddingScale {
 }
 
 impl Facts {
+    /// Whether queries of a layer with these rotary positions grow, where there is something that they grow by.
+    pub(crate) fn grows(&self, rotary: Rotary) -> bool {
+        self.temperature.is_some_and(|rule| !rule.unrotated || rotary == Rotary::None)
+    }
+
+    /// The order of Q and K rows in this container.
+    pub(crate) fn rows_of(&self, source: &Source<'_>) -> QkRows {
+        match source {
+            Source::Gguf { .. } => self.gguf_qk_rows,
+            Source::HuggingFace { .. } => self.hugging_face_qk_rows,
+        }
+    }
+
     /// Every architecture that can be loaded.
     pub const TABLE: &[Facts] = TABLE;
 
@@ -416,7 +455,7 @@ mod tests {
             Facts::of_hugging_face(Some("kimi_linear"), &[]),
             "model_type \"kimi_linear\", which needs layers of linear attention",
         );
-        check(Facts::of_gguf("deepseek2", true), "\"deepseek2\", which needs latent attention, is not");
+        check(Facts::of_gguf("deepseek32", true), "\"deepseek32\", which needs attention to positions");
         for (spellings, _) in NOT_YET {
             for spelling in *spellings {
                 assert!(

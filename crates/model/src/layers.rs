@@ -1,11 +1,12 @@
 //! What each layer of a model is made of, read from its checkpoint: layers of one model may differ.
 
-use fornax_compute::{Groups, Heads, ROUTED_MAX, Routing, Scores, Shares, WeightPlace};
+use fornax_compute::{Groups, Heads, KvKind, ROUTED_MAX, Routing, Scores, Shares, WeightPlace};
 use fornax_format::{Array, Checkpoint, Value};
 
 use crate::facts::{Floor, Recurrent, RotaryRule, ScanLayers, ShareRule, WindowRule};
+use crate::latent::LatentConfig;
 use crate::loader::{stored_name, tensor};
-use crate::names::Tensor;
+use crate::names::{Name, Tensor, When};
 use crate::recurrent::{self, ChannelScanConfig, ConvConfig, DeltaConfig, Kind, ScanConfig};
 use crate::source::{Json, Key, SIZE_MAX, Source, bad, within};
 use crate::{Error, Facts};
@@ -26,6 +27,8 @@ pub struct LayerConfig {
 pub enum Mixer {
     /// Softmax attention over keys and values of earlier positions.
     Attention(AttentionConfig),
+    /// Softmax attention over one row of each earlier position, of which keys and values are made.
+    Latent(LatentConfig),
     /// The gated delta rule.
     Delta(DeltaConfig),
     /// A gated short convolution.
@@ -49,6 +52,8 @@ pub struct AttentionConfig {
     pub window: Option<u32>,
     /// How many positions a query of an encoder sees on each side of its own; all where there is none.
     pub reach: Option<u32>,
+    /// How long the chunks are that a query sees nothing before; none where there are none. The window is as long.
+    pub chunk: Option<u32>,
     /// Which rotary positions it has.
     pub rotary: Rotary,
     /// The layer whose keys and values it reads: an earlier one with the same heads of them and the same window. It then has
@@ -107,8 +112,7 @@ pub struct Mixture {
 /// What layers of one group of keys and values have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KvShape {
-    pub(crate) heads: usize,
-    pub(crate) dim: usize,
+    pub(crate) kind: KvKind,
     pub(crate) window: Option<u32>,
 }
 
@@ -117,7 +121,20 @@ impl LayerConfig {
     pub fn attention(&self) -> Option<&AttentionConfig> {
         match &self.mixer {
             Mixer::Attention(attention) | Mixer::Beside(attention, _) => Some(attention),
-            Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Scan(_) | Mixer::ChannelScan(_) | Mixer::None => None,
+            Mixer::Latent(_)
+            | Mixer::Delta(_)
+            | Mixer::Conv(_)
+            | Mixer::Scan(_)
+            | Mixer::ChannelScan(_)
+            | Mixer::None => None,
+        }
+    }
+
+    /// Its latent attention, where it has that.
+    pub fn latent(&self) -> Option<&LatentConfig> {
+        match &self.mixer {
+            Mixer::Latent(latent) => Some(latent),
+            _ => None,
         }
     }
 
@@ -125,9 +142,12 @@ impl LayerConfig {
     pub(crate) fn scan(&self) -> Option<&ScanConfig> {
         match &self.mixer {
             Mixer::Scan(scan) | Mixer::Beside(_, scan) => Some(scan),
-            Mixer::Attention(_) | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::ChannelScan(_) | Mixer::None => {
-                None
-            }
+            Mixer::Attention(_)
+            | Mixer::Latent(_)
+            | Mixer::Delta(_)
+            | Mixer::Conv(_)
+            | Mixer::ChannelScan(_)
+            | Mixer::None => None,
         }
     }
 
@@ -137,8 +157,11 @@ impl LayerConfig {
     }
 
     pub(crate) fn kv_shape(&self) -> Option<KvShape> {
+        if let Some(latent) = self.latent() {
+            return Some(KvShape { kind: KvKind::Latent { width: latent.shape().width() }, window: None });
+        }
         let AttentionConfig { heads, window, keys_of, .. } = *self.attention()?;
-        keys_of.is_none().then_some(KvShape { heads: heads.kv, dim: heads.dim, window })
+        keys_of.is_none().then_some(KvShape { kind: KvKind::pairs(heads.kv, heads.dim), window })
     }
 }
 
@@ -174,6 +197,9 @@ pub(crate) struct LayerHeads {
     pub(crate) window: Heads,
 }
 
+/// Query heads.
+pub(crate) const HEADS: Key = Key { gguf: "attention.head_count", hugging_face: "num_attention_heads" };
+
 /// Heads of keys and values.
 pub(crate) const HEADS_KV: Key = Key { gguf: "attention.head_count_kv", hugging_face: "num_key_value_heads" };
 
@@ -206,7 +232,7 @@ mod key {
     pub(super) const ROUTED_SCALE: Key = key("expert_weights_scale", "routed_scaling_factor");
     pub(super) const NARROW: Key = key("moe_latent_size", "moe_latent_size");
     pub(super) const SUM_MIN: Key = key("", "moe_norm_min");
-    pub(super) const HEADS: Key = key("attention.head_count", "num_attention_heads");
+    pub(super) const HEADS: Key = super::HEADS;
     pub(super) const HEADS_KV: Key = super::HEADS_KV;
     pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
     /// Of layers with a window, where those have heads of their own; GGUF has the others' under the common key.
@@ -235,9 +261,10 @@ pub(crate) fn read(
         Some(Recurrent::Scan { layers, .. }) => Some(layers),
         _ => None,
     };
+    let latent = LatentConfig::read(source, facts)?;
     let keys_of = keys_of(source, windows)?;
     let feed_forwards = match scans {
-        Some(ScanLayers::Alone) => alone(source, facts, hidden, &recurrent.kinds)?,
+        Some(ScanLayers::Alone) => alone((source, checkpoint), facts, hidden, &recurrent.kinds)?,
         _ => feed_forwards(source, checkpoint, facts, hidden, &keys_of)?,
     };
     let rotates = rotates(source, facts, windows)?;
@@ -249,6 +276,7 @@ pub(crate) fn read(
             window: window.filter(|_| !facts.encoder),
             // An encoder's window lies around a query, half of it on each side.
             reach: window.filter(|_| facts.encoder).map(|window| window / 2),
+            chunk: window.filter(|_| facts.chunks),
             rotary: match window {
                 _ if !rotates[layer] => Rotary::None,
                 Some(_) if windows_rotate => Rotary::Window,
@@ -262,7 +290,7 @@ pub(crate) fn read(
         };
         layers.push(LayerConfig {
             mixer: match recurrent.in_place(layer) {
-                None => Mixer::Attention(attention),
+                None => latent.map_or(Mixer::Attention(attention), Mixer::Latent),
                 Some(Mixer::Scan(scan)) if scans == Some(ScanLayers::Beside) => {
                     Mixer::Beside(attention, scan)
                 }
@@ -383,6 +411,11 @@ pub(crate) fn heads(
     hidden: usize,
     windows: &[Option<u32>],
 ) -> Result<LayerHeads, Error> {
+    if let Some(latent) = LatentConfig::read(source, facts)? {
+        // What turns of them, which is what rotation asks for.
+        let heads = Heads { query: latent.heads, kv: latent.heads, dim: latent.turned };
+        return Ok(LayerHeads { full: heads, window: heads });
+    }
     // Where all layers keep states there may be none.
     let scans = matches!(facts.recurrent, Some(Recurrent::Scan { .. } | Recurrent::ChannelScan));
     if scans && source.opt_whole(key::HEADS)?.unwrap_or(0) == 0 {
@@ -536,7 +569,7 @@ fn feed_forwards(
     if facts.experts.is_none() && !facts.has(Tensor::Down) {
         return Ok(vec![FeedForward::None; layers]);
     }
-    let Some(mixture) = mixture(source, facts)? else {
+    let Some(mixture) = mixture(source, checkpoint, facts)? else {
         let dense = ffns(source, facts, hidden, keys_of)?.into_iter().map(|ffn| FeedForward::Dense { ffn });
         return Ok(dense.collect());
     };
@@ -559,7 +592,7 @@ fn feed_forwards(
 
 /// The same where each layer is one branch alone.
 fn alone(
-    source: &Source<'_>,
+    (source, checkpoint): (&Source<'_>, &Checkpoint),
     facts: &Facts,
     hidden: usize,
     kinds: &[Kind],
@@ -572,7 +605,7 @@ fn alone(
     if kinds.contains(&Kind::Routes) {
         // Nothing else says how many there are.
         source.size(key::EXPERTS)?;
-        routes = mixture(source, facts)?.map_or(FeedForward::None, FeedForward::Mixture);
+        routes = mixture(source, checkpoint, facts)?.map_or(FeedForward::None, FeedForward::Mixture);
     }
     let of = |kind: &Kind| match kind {
         Kind::Feeds => feeds,
@@ -613,6 +646,9 @@ fn dense_layers(
     if let Source::HuggingFace { json, .. } = source {
         if let Some(types) = mlp_types(json, layers)? {
             return Ok(types);
+        }
+        if let Some(sparse) = json.opt_u64s("moe_layers")? {
+            return Ok((0..layers as u64).map(|layer| !sparse.contains(&layer)).collect());
         }
         if let Some(period) = json.opt_u64("expert_layer_period")? {
             let offset = json.opt_u64("expert_layer_offset")?.unwrap_or(0);
@@ -686,7 +722,7 @@ fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error
     }
 }
 
-fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error> {
+fn mixture(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<Option<Mixture>, Error> {
     let Some(rule) = facts.experts else { return Ok(None) };
     // One architecture's files may have experts or not.
     let none = facts.has(Tensor::Down) && source.opt_whole(key::EXPERTS)? == Some(0);
@@ -710,10 +746,12 @@ fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error>
         _ if !facts.has(Tensor::SharedUp) => None,
         (Some(ffn), _) => Some(ffn),
         (None, Some(count)) => usize::try_from(count).ok().map(|count| count.saturating_mul(ffn)),
+        // Without a share of its own it is as wide as the others.
+        (None, None) if !facts.has(Tensor::SharedRouter) => Some(ffn),
         (None, None) => Some(source.size(key::FFN)?),
     };
     let shared_ffn = shared_ffn.filter(|ffn| *ffn > 0);
-    let routing = routing(source, facts, rule, (experts, chosen))?;
+    let routing = routing((source, checkpoint), facts, rule, (experts, chosen))?;
     let narrow = match facts.has(Tensor::ExpertsNarrow) {
         true => source.opt_size(key::NARROW)?,
         false => None,
@@ -723,7 +761,7 @@ fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error>
 
 /// How experts are chosen and weighed.
 fn routing(
-    source: &Source<'_>,
+    (source, checkpoint): (&Source<'_>, &Checkpoint),
     facts: &Facts,
     rule: ShareRule,
     (experts, chosen): (usize, usize),
@@ -733,7 +771,7 @@ fn routing(
         of_chosen = metadata.opt_bool(&format!("{architecture}.expert_weights_norm"))?;
         let key = format!("{architecture}.expert_gating_func");
         match metadata.opt_u32(&key)?.unwrap_or(0) {
-            0 => {}
+            0 => scores = corrected_scores(checkpoint, facts).unwrap_or(scores),
             1 => scores = Scores::Softmax,
             2 => scores = Scores::Sigmoid,
             // A softmax over the chosen alone.
@@ -761,8 +799,23 @@ fn routing(
     // Zero is none.
     let scale = source.opt_number(key::ROUTED_SCALE)?.filter(|scale| *scale != 0.0).unwrap_or(1.0);
     let scale = within(&source.spelling(key::ROUTED_SCALE), scale, 1e-6..=1e6)? as f32;
-    let groups = groups(source, scores, (experts, chosen))?;
+    let groups = groups(source, facts, scores, (experts, chosen))?;
     Ok(Routing { scores, groups, added, least, scale, ..Routing::plain(experts, chosen, shares) })
+}
+
+/// The scores of a GGUF file that does not say them, of an architecture whose models differ: those with a correction of the
+/// choice add it to sigmoids, and the others, which are older, have shares.
+fn corrected_scores(checkpoint: &Checkpoint, facts: &Facts) -> Option<Scores> {
+    let row = facts.row(Tensor::RouterCorrection).filter(|row| row.when == When::Corrected)?;
+    Some(if is_in_a_layer(checkpoint, facts, row) { Scores::Sigmoid } else { Scores::Softmax })
+}
+
+/// Whether a layer of a GGUF file has the weight. The first layers may have no experts.
+pub(crate) fn is_in_a_layer(checkpoint: &Checkpoint, facts: &Facts, row: &Name) -> bool {
+    let Checkpoint::Gguf(gguf) = checkpoint else { return false };
+    let end = stored_name(checkpoint, facts, row, 0).unwrap_or_default();
+    let end = end.strip_prefix("blk.0").unwrap_or(&end);
+    gguf.tensors().any(|view| view.name.starts_with("blk.") && view.name.ends_with(end))
 }
 
 fn shares(of_chosen: Option<bool>, missing: Shares) -> Shares {
@@ -776,13 +829,19 @@ fn shares(of_chosen: Option<bool>, missing: Shares) -> Shares {
 /// The groups that experts are chosen of; none where all of them are.
 fn groups(
     source: &Source<'_>,
+    facts: &Facts,
     scores: Scores,
     (experts, chosen): (usize, usize),
 ) -> Result<Option<Groups>, Error> {
     let Some(count) = source.opt_size(key::GROUPS)?.filter(|count| *count > 1) else { return Ok(None) };
     let of_groups = source.opt_size(key::GROUPS_CHOSEN)?.unwrap_or(count);
+    if let Source::HuggingFace { json, .. } = source
+        && json.opt_str("topk_method")? == Some("greedy")
+    {
+        return Ok(None);
+    }
     // Groups were ranked by their best expert as long as scores were a softmax.
-    let by_two = scores != Scores::Softmax;
+    let by_two = facts.groups_by_two.unwrap_or(scores != Scores::Softmax);
     if !experts.is_multiple_of(count) || experts / count <= usize::from(by_two) {
         let wanted = format!("equal groups of the {experts} experts");
         return Err(bad(&source.spelling(key::GROUPS), count, &wanted));
@@ -830,6 +889,9 @@ impl LayerType {
     }
 }
 
+/// How long chunks are where the file does not say.
+const CHUNK: u32 = 8192;
+
 /// Each layer's window.
 pub(crate) fn windows(source: &Source<'_>, facts: &Facts) -> Result<Vec<Option<u32>>, Error> {
     let layers = count(source)?;
@@ -839,8 +901,9 @@ pub(crate) fn windows(source: &Source<'_>, facts: &Facts) -> Result<Vec<Option<u
     };
     let json = match source {
         Source::Gguf { metadata, .. } => {
-            // Zero is none.
-            let window = metadata.opt_u32(&source.spelling(key::WINDOW))?.filter(|window| *window > 0);
+            // Zero is none. Chunks are not said: they are as long in every model.
+            let window = metadata.opt_u32(&source.spelling(key::WINDOW))?;
+            let window = window.or(facts.chunks.then_some(CHUNK)).filter(|window| *window > 0);
             return match (window, facts.window) {
                 (Some(window), WindowRule::AllButEvery(n)) => {
                     let types = gguf_pattern(source, layers, LayerType::all_but_every)?;
@@ -941,10 +1004,10 @@ fn layer_types(json: &Json<'_>, layers: usize) -> Result<Option<Vec<LayerType>>,
     }
     let kind = |kind: &str| match kind {
         "full_attention" => Ok(LayerType::Full),
-        "sliding_attention" => Ok(LayerType::Sliding),
+        "sliding_attention" | "chunked_attention" => Ok(LayerType::Sliding),
         other => Err(Error::Unsupported {
             what: format!("layer type {other:?}"),
-            supported: "full_attention, sliding_attention".to_owned(),
+            supported: "full_attention, sliding_attention, chunked_attention".to_owned(),
         }),
     };
     types.into_iter().map(kind).collect::<Result<_, _>>().map(Some)

@@ -20,6 +20,7 @@ mod error;
 mod experts;
 mod facts;
 mod join;
+mod latent;
 mod layer_inputs;
 mod layers;
 mod loader;
@@ -45,8 +46,9 @@ pub use config::{AdapterRoom, Config, LayerInputs, Scales, ScanScales};
 pub use error::Error;
 pub use facts::{
     AttentionScale, BiasRule, EmbeddingScale, Facts, FirstPosition, Floor, LogitScale, ParallelRule, QkRows,
-    Recurrent, RotaryRule, ScanLayers, ShareRule, SoftCaps, WindowRule,
+    Recurrent, RotaryRule, ScanLayers, ShareRule, SoftCaps, TemperatureRule, WindowRule,
 };
+pub use latent::{LatentConfig, LatentPart};
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
 pub use names::{Dim, Inner, Name, Owner, Portion, Stretch, Tensor, Transform, When};
 pub use recurrent::{ChannelScanConfig, ConvConfig, DeltaConfig, ScanConfig, StepNorms};

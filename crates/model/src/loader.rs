@@ -2,13 +2,14 @@
 //! reported.
 
 use std::collections::HashSet;
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 
 use fornax_compute::{LowRank, Memory, Need, Part, Role};
 use fornax_format::{Checkpoint, DType, Gguf, View};
 
 use crate::adapter::{self, Later};
 use crate::config::distinct;
+use crate::latent::LatentPart;
 use crate::layers::Mixer;
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
 use crate::relaid::{BLOCK, BLOCK_BYTES, Interleave, Relaid};
@@ -106,8 +107,8 @@ impl<'a, M: Memory> Loader<'a, M> {
                     if view.shape != shape && !is_without_ones(row, &view.shape, &shape) {
                         return Err(Error::TensorShape { tensor: name, got: view.shape, wanted: shape });
                     }
-                    // The factors were read with the configuration.
-                    if !matches!(row.tensor, Tensor::RopeFactors | Tensor::RopeFactorsLong) {
+                    // They were read with the configuration.
+                    if !row.tensor.is_of_configuration() {
                         bytes_total += share.of(view.bytes.len() as u64);
                     }
                     known.insert(name);
@@ -310,6 +311,48 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(weight)
     }
 
+    /// The matrices of all heads of latent attention.
+    pub(crate) fn of_heads(
+        &mut self,
+        tensor: Tensor,
+        layer: usize,
+        heads: usize,
+    ) -> Result<M::Weight, Error> {
+        let stored: Vec<_> =
+            (0..heads).map(|head| self.of_head(tensor, layer, head)).collect::<Result<_, _>>()?;
+        let weight = self.memory.upload_experts(&parts(&stored)?, heads)?;
+        self.report(&stored);
+        Ok(weight)
+    }
+
+    /// A head's matrix: one of those that lie behind each other, or some rows of the one that has keys and values.
+    fn of_head(&self, wanted: Tensor, layer: usize, head: usize) -> Result<Stored<'a>, Error> {
+        let facts = &self.config.facts;
+        let absent = || Error::MissingTensor { tensor: format!("{wanted:?}") };
+        let row = facts.row(wanted).ok_or_else(absent)?;
+        let name = stored_name(self.checkpoint, facts, row, layer).ok_or_else(absent)?;
+        let both = are_keys_and_values(self.checkpoint, &name);
+        let (Transform::Latent(which), Mixer::Latent(latent)) =
+            (row.transform, &self.config.layers[layer].mixer)
+        else {
+            return Err(absent());
+        };
+        let mut view = find(self.checkpoint, name)?;
+        view = if both {
+            view.rows(which.of_head(latent, head))?
+        } else {
+            let mut own = view.rows(head..head + 1)?;
+            own.shape.remove(0);
+            own
+        };
+        let stored_bytes = view.bytes.len() as u64;
+        let relaid = match which {
+            LatentPart::Keys if both => Some(Relaid::turned(&view, self.memory.reads())?),
+            _ => None,
+        };
+        Ok(Stored { row, part: Part::from(view), relaid, stored_bytes })
+    }
+
     /// The vectors of all experts, those of one behind those of the other; `None` when the model does not have them.
     pub(crate) fn opt_experts_vector(
         &mut self,
@@ -350,6 +393,15 @@ impl<'a, M: Memory> Loader<'a, M> {
         {
             return self.relaid(row, &name, expert, interleave);
         }
+        if let (Some(expert), Transform::TransposedRows(turn), Checkpoint::HuggingFace(_)) =
+            (expert, row.transform, self.checkpoint)
+        {
+            let mut view = find(self.checkpoint, name)?.rows(expert..expert + 1)?;
+            view.shape.remove(0);
+            let relaid = Some(Relaid::transposed_behind(&view, turn, self.memory.reads())?);
+            let stored_bytes = (view.bytes.len() / turn.of) as u64;
+            return Ok(Stored { row, part: Part::from(view), relaid, stored_bytes });
+        }
         let view = self.view(row, name, expert)?;
         let (LayerConfig { mixer, .. }, rope) = (&self.config.layers[layer], &self.config.rope);
         let stored_bytes = view.bytes.len() as u64;
@@ -378,6 +430,14 @@ impl<'a, M: Memory> Loader<'a, M> {
                 {
                     share = Share { own: rows.len(), all };
                     part.rows = Some(rows);
+                }
+            }
+            (Transform::Latent(which), _) => {
+                if let Mixer::Latent(latent) = mixer
+                    && let Some((all, rows)) = which.rows(latent)
+                {
+                    share = Share { own: rows.len(), all };
+                    part.rows = Some(row_numbers(rows));
                 }
             }
             (Transform::Stretch(stretch), _) => {
@@ -525,13 +585,38 @@ pub(crate) fn tensor<'a>(checkpoint: &'a Checkpoint, name: &str) -> Option<View<
     }
 }
 
+/// The only value of a layer's tensor, for what is read with the configuration.
+pub(crate) fn number(
+    checkpoint: &Checkpoint,
+    facts: &Facts,
+    wanted: Tensor,
+    layer: usize,
+) -> Result<f32, Error> {
+    let absent = || Error::MissingTensor { tensor: format!("{wanted:?}") };
+    let row = facts.row(wanted).ok_or_else(absent)?;
+    let name = stored_name(checkpoint, facts, row, layer).ok_or_else(absent)?;
+    let view = find(checkpoint, name)?;
+    match numbers(&Part::from(view.clone()))?[..] {
+        [number] => Ok(number),
+        _ => Err(Error::TensorShape { tensor: view.name.to_owned(), got: view.shape, wanted: vec![1] }),
+    }
+}
+
 fn find(checkpoint: &Checkpoint, name: String) -> Result<View<'_>, Error> {
     tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name })
 }
 
-/// Rows one after the other.
-fn row_numbers(rows: Range<usize>) -> Vec<u32> {
-    rows.map(|row| u32::try_from(row).expect("sizes are bounded when read")).collect()
+/// Rows as parts name them.
+fn row_numbers(rows: impl IntoIterator<Item = usize>) -> Vec<u32> {
+    rows.into_iter().map(|row| u32::try_from(row).expect("sizes are bounded when read")).collect()
+}
+
+/// What GGUF files have that were made before they had the matrices of keys and of values apart.
+const KEYS_AND_VALUES: &str = "attn_kv_b.weight";
+
+/// Whether the tensor has what keys are made by and what values are made by, as all Hugging Face files have it.
+fn are_keys_and_values(checkpoint: &Checkpoint, name: &str) -> bool {
+    matches!(checkpoint, Checkpoint::HuggingFace(_)) || name.ends_with(KEYS_AND_VALUES)
 }
 
 /// Where the number of an expert stands in a name.
@@ -601,6 +686,16 @@ fn expected(
                 return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
             }
         }
+        (Transform::Latent(which), Mixer::Latent(latent)) => {
+            if let Some((all, rows)) = which.rows(latent) {
+                return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
+            }
+            if are_keys_and_values(checkpoint, &name) {
+                let all = latent.kept + latent.value;
+                let own = if which == LatentPart::Keys { latent.kept } else { latent.value };
+                return shared(vec![latent.heads * all, latent.latent], Share { own, all });
+            }
+        }
         (Transform::Stretch(stretch), Mixer::Scan(scan) | Mixer::Beside(_, scan)) => {
             let (all, rows) = stretch.rows(scan.heads);
             return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
@@ -638,6 +733,9 @@ fn expected(
         (Transform::Alternate(Interleave { of, .. }), &[experts, values]) => {
             one(vec![experts, of * values], of)
         }
+        (Transform::TransposedRows(Interleave { of, .. }), &[experts, rows, columns]) => {
+            one(vec![experts, columns, of * rows], of)
+        }
         (Transform::AlternateRows(Interleave { of, .. }), &[experts, rows, columns]) => {
             let blocks = format!("{name}{BLOCKS}");
             if tensor(checkpoint, &blocks).is_none() {
@@ -661,7 +759,7 @@ pub(crate) fn stored_name(
     layer: usize,
 ) -> Option<String> {
     let (layers, name) = match checkpoint {
-        Checkpoint::Gguf(_) => ("blk", Some(row.gguf)),
+        Checkpoint::Gguf(_) => ("blk", Some(row.gguf).filter(|name| !name.is_empty())),
         Checkpoint::HuggingFace(_) => (facts.layers, row.hugging_face),
     };
     let name = match row.owner {
@@ -672,6 +770,12 @@ pub(crate) fn stored_name(
         return match row.transform {
             Transform::StackedInBoth(_, apart) if tensor(checkpoint, &name).is_none() => {
                 Some(format!("{layers}.{layer}.{apart}"))
+            }
+            Transform::Latent(LatentPart::Keys | LatentPart::Values)
+                if tensor(checkpoint, &name).is_none() =>
+            {
+                let both = format!("{layers}.{layer}.{KEYS_AND_VALUES}");
+                Some(if tensor(checkpoint, &both).is_some() { both } else { name })
             }
             _ => Some(name),
         };

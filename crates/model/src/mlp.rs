@@ -49,7 +49,7 @@ impl<M: Memory> Mlp<M> {
             down: loader.weight(&[Tensor::Down], layer)?,
             down_bias: loader.opt_vector(&[Tensor::DownBias], layer)?,
             glu: loader.config.glu,
-            function: loader.config.function,
+            function: loader.config.xielu.get(layer).copied().unwrap_or(loader.config.function),
             room: inner_room(loader, layer),
             gate_factors: match loader.config.scales.gate {
                 1.0 => None,

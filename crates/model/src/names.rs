@@ -5,9 +5,11 @@ use std::ops::Range;
 use fornax_compute::{DeltaHeads, Heads, ScanHeads};
 
 use crate::facts::QkRows;
+use crate::latent::LatentPart;
 use crate::relaid::Interleave;
 use crate::{
-    ChannelScanConfig, Config, ConvConfig, DeltaConfig, Facts, FeedForward, LayerConfig, Mixer, ScanConfig,
+    ChannelScanConfig, Config, ConvConfig, DeltaConfig, Facts, FeedForward, LatentConfig, LayerConfig, Mixer,
+    ScanConfig,
 };
 
 /// A weight by its place in the model.
@@ -114,6 +116,18 @@ pub enum Tensor {
     StateSkip,
     StateNorm,
     StateOutput,
+    QueryDown,
+    QueryDownNorm,
+    QueryUp,
+    LatentRows,
+    LatentTurned,
+    LatentNorm,
+    LatentKeys,
+    LatentValues,
+    XieluPositive,
+    XieluNegative,
+    XieluBeta,
+    XieluEps,
 }
 
 impl Tensor {
@@ -121,6 +135,12 @@ impl Tensor {
     pub(crate) fn is_of_keys(self) -> bool {
         use Tensor::*;
         matches!(self, Key | KeyBias | KeyNorm | Value | ValueBias)
+    }
+
+    /// Whether it is read with the configuration: numbers that others leave to their metadata.
+    pub(crate) fn is_of_configuration(self) -> bool {
+        use Tensor::*;
+        matches!(self, RopeFactors | RopeFactorsLong | XieluPositive | XieluNegative | XieluBeta | XieluEps)
     }
 
     /// Whether it is the weight of a norm.
@@ -196,6 +216,22 @@ pub enum Dim {
     ScanValues,
     /// Its heads.
     ScanHeads,
+    /// What queries of latent attention are made of.
+    QueryRank,
+    /// All its queries.
+    LatentQuery,
+    /// Its heads.
+    LatentHeads,
+    /// What its keys and values are made of.
+    Latent,
+    /// What of a row turns.
+    LatentTurned,
+    /// What of a head's keys does not turn.
+    LatentKept,
+    /// A head's values.
+    LatentValue,
+    /// The values of all heads.
+    LatentValues,
     /// Channels of the selective scan of Mamba-1.
     Inner,
     /// Values of its keys and queries.
@@ -236,6 +272,13 @@ pub enum When {
     BehindFirst,
     DenseLayers,
     LayerInputs,
+    Latent,
+    /// Its attention is latent, and queries have a low rank.
+    QueryRank,
+    /// Its attention is latent, and queries have none.
+    NoQueryRank,
+    /// It has experts, and their choice a correction.
+    Corrected,
 }
 
 /// What loading does to the stored rows.
@@ -257,6 +300,8 @@ pub enum Transform {
     /// Takes every n-th row of experts' matrices. Hugging Face files hold them transposed as floats, or in order as blocks
     /// of four bits: `_blocks` and `_scales` behind the name.
     AlternateRows(Interleave),
+    /// Takes one of so many of experts' matrices, which lie behind each other. Hugging Face files hold them transposed.
+    TransposedRows(Interleave),
     /// Takes of each head's rows one of so many equal shares.
     HeadShare(Interleave),
     /// Takes rows of a matrix that lies key head by key head.
@@ -276,6 +321,8 @@ pub enum Transform {
     Inner(Inner),
     /// A vector that lies group by group, as rows of a matrix, in GGUF.
     Groups,
+    /// Takes rows of a matrix of latent attention.
+    Latent(LatentPart),
 }
 
 /// What of the rows of the selective scan's matrix is meant: first are the gates, then what is convolved, then steps.
@@ -335,7 +382,7 @@ pub struct Name {
     pub tensor: Tensor,
     /// Whose it is; a layer's name begins with the layer.
     pub owner: Owner,
-    /// Its name in GGUF, after `blk.N.` where it is a layer's.
+    /// Its name in GGUF, after `blk.N.` where it is a layer's; empty where the file's metadata has it instead.
     pub gguf: &'static str,
     /// Its name in a Hugging Face checkpoint, after `model.layers.N.` where it is a layer's; `None` where config.json
     /// has it instead. `{}` is the number of an expert, which then has a tensor of its own.
@@ -423,6 +470,29 @@ pub(crate) const QK_NORMS: &[Name] = {
     &[
         name(T::QueryNorm, Layer, "attn_q_norm.weight", Some("self_attn.q_norm.weight"), (&[Dim::Head], Attends, Keep)),
         name(T::KeyNorm, Layer, "attn_k_norm.weight", Some("self_attn.k_norm.weight"), (&[Dim::Head], Attends, Keep)),
+    ]
+};
+
+/// Latent attention, as DeepSeek names it.
+#[rustfmt::skip]
+pub(crate) const LATENT: &[Name] = {
+    use Dim::{Hidden, Latent as Rank, LatentHeads, LatentKept, LatentQuery, LatentTurned, LatentValue, LatentValues, QueryRank as Narrow};
+    use LatentPart::{Keys, Queries, Rows, Turned, Values};
+    use Owner::Layer;
+    use Tensor as T;
+    use Transform::{Keep, Latent as Part};
+    use When::{Latent, NoQueryRank, QueryRank};
+    &[
+        name(T::Query, Layer, "attn_q.weight", Some("self_attn.q_proj.weight"), (&[LatentQuery, Hidden], NoQueryRank, Part(Queries))),
+        name(T::QueryDown, Layer, "attn_q_a.weight", Some("self_attn.q_a_proj.weight"), (&[Narrow, Hidden], QueryRank, Keep)),
+        name(T::QueryDownNorm, Layer, "attn_q_a_norm.weight", Some("self_attn.q_a_layernorm.weight"), (&[Narrow], QueryRank, Keep)),
+        name(T::QueryUp, Layer, "attn_q_b.weight", Some("self_attn.q_b_proj.weight"), (&[LatentQuery, Narrow], QueryRank, Part(Queries))),
+        name(T::LatentRows, Layer, "attn_kv_a_mqa.weight", Some("self_attn.kv_a_proj_with_mqa.weight"), (&[Rank, Hidden], Latent, Part(Rows))),
+        name(T::LatentTurned, Layer, "attn_kv_a_mqa.weight", Some("self_attn.kv_a_proj_with_mqa.weight"), (&[LatentTurned, Hidden], Latent, Part(Turned))),
+        name(T::LatentNorm, Layer, "attn_kv_a_norm.weight", Some("self_attn.kv_a_layernorm.weight"), (&[Rank], Latent, Keep)),
+        name(T::LatentKeys, Layer, "attn_k_b.weight", Some("self_attn.kv_b_proj.weight"), (&[LatentHeads, Rank, LatentKept], Latent, Part(Keys))),
+        name(T::LatentValues, Layer, "attn_v_b.weight", Some("self_attn.kv_b_proj.weight"), (&[LatentHeads, LatentValue, Rank], Latent, Part(Values))),
+        name(T::AttentionOutput, Layer, "attn_output.weight", Some("self_attn.o_proj.weight"), (&[Hidden, LatentValues], Latent, Keep)),
     ]
 };
 
@@ -563,6 +633,10 @@ impl When {
             When::BehindFirst => layer > 0,
             When::DenseLayers => config.dense > 0,
             When::LayerInputs => config.layer_inputs.is_some(),
+            When::Latent => config.layers[layer].latent().is_some(),
+            When::QueryRank => config.layers[layer].latent().is_some_and(|it| it.query_rank.is_some()),
+            When::NoQueryRank => config.layers[layer].latent().is_some_and(|it| it.query_rank.is_none()),
+            When::Corrected => !dense() && config.corrected,
         }
     }
 }
@@ -582,6 +656,7 @@ impl Dim {
             _ => 0,
         };
         let scan = |size: fn(&ScanConfig) -> usize| config.layers[layer].scan().map_or(0, size);
+        let latent = |size: fn(&LatentConfig) -> usize| config.layers[layer].latent().map_or(0, size);
         let inner =
             |size: fn(&ChannelScanConfig) -> usize| config.layers[layer].channel_scan().map_or(0, size);
         let mixture = feed_forward.mixture();
@@ -619,6 +694,14 @@ impl Dim {
             Dim::ScanChannels => scan(|scan| scan.heads.columns()),
             Dim::ScanValues => scan(ScanConfig::values),
             Dim::ScanHeads => scan(|scan| scan.heads.heads),
+            Dim::QueryRank => latent(|latent| latent.query_rank.unwrap_or(0)),
+            Dim::LatentQuery => latent(|latent| latent.heads * latent.query()),
+            Dim::LatentHeads => latent(|latent| latent.heads),
+            Dim::Latent => latent(|latent| latent.latent),
+            Dim::LatentTurned => latent(|latent| latent.turned),
+            Dim::LatentKept => latent(|latent| latent.kept),
+            Dim::LatentValue => latent(|latent| latent.value),
+            Dim::LatentValues => latent(|latent| latent.heads * latent.value),
             Dim::Inner => inner(|scan| scan.channels),
             Dim::InnerState => inner(|scan| scan.state),
             Dim::InnerRank => inner(|scan| scan.rank),

@@ -152,7 +152,7 @@ impl Mixer {
     /// Bytes of a layer's state; nothing of attention.
     pub(crate) fn state_bytes(&self) -> Option<usize> {
         let values = match self {
-            Mixer::Attention(_) | Mixer::None => return None,
+            Mixer::Attention(_) | Mixer::Latent(_) | Mixer::None => return None,
             Mixer::Delta(DeltaConfig { heads, taps }) => {
                 conv_values(heads.columns(), *taps).saturating_add(heads.state_values())
             }
@@ -171,7 +171,7 @@ impl Mixer {
     pub(crate) fn widths(&self) -> Option<StateWidths> {
         let (rank, state) = (0, 0);
         match self {
-            Mixer::Attention(_) | Mixer::None => None,
+            Mixer::Attention(_) | Mixer::Latent(_) | Mixer::None => None,
             Mixer::Delta(DeltaConfig { heads, .. }) => {
                 let (convolved, read) = (heads.columns(), heads.value * heads.dim_v);
                 Some(StateWidths { mixed: convolved + read + 2 * heads.value, convolved, read, rank, state })

@@ -1,6 +1,8 @@
 //! Matrices of Hugging Face files that are laid out anew on their way into memory: rows and columns exchanged, rows of
 //! several matrices that alternate, blocks of four bits with their scales apart.
 
+use fornax_compute::Part;
+use fornax_compute::cpu::expand_rows;
 use fornax_format::{DType, View};
 
 use crate::Error;
@@ -27,11 +29,9 @@ pub(crate) struct Relaid {
 }
 
 impl Relaid {
-    /// What is stored as (columns, rows of all). Where nobody reads the values there is but room for them, which takes no
+    /// What is stored as (columns, rows of all), which alternate. Where nobody reads the values there is but room for them, which takes no
     /// memory.
     pub(crate) fn transposed(view: &View<'_>, interleave: Interleave, reads: bool) -> Result<Relaid, Error> {
-        /// Rows at a time, so that what is written stays in the first cache.
-        const TILE: usize = 64;
         let (&[columns, all], 1) = (&view.shape[..], view.dtype.block_values()) else {
             return Err(Error::Unsupported {
                 what: format!(
@@ -41,18 +41,60 @@ impl Relaid {
                 supported: "F32, F16, BF16".to_owned(),
             });
         };
-        let (rows, size) = (all / interleave.of, view.dtype.block_bytes());
+        let rows = all / interleave.of;
+        Ok(Relaid::chosen(view, [rows, columns], |row| row * interleave.of + interleave.at, reads))
+    }
+
+    /// The same of matrices whose rows lie behind each other.
+    pub(crate) fn transposed_behind(view: &View<'_>, turn: Interleave, reads: bool) -> Result<Relaid, Error> {
+        // What cannot be transposed is refused as above.
+        let whole = Relaid::transposed(view, Interleave { of: 1, at: 0 }, false)?;
+        let &[all, columns] = &whole.shape[..] else { panic!("{} is a matrix", view.name) };
+        let rows = all / turn.of;
+        Ok(Relaid::chosen(view, [rows, columns], |row| turn.at * rows + row, reads))
+    }
+
+    /// Some rows of what is stored as (columns, all rows).
+    fn chosen(
+        view: &View<'_>,
+        [rows, columns]: [usize; 2],
+        stored: impl Fn(usize) -> usize,
+        reads: bool,
+    ) -> Relaid {
+        /// Rows at a time, so that what is written stays in the first cache.
+        const TILE: usize = 64;
+        let (all, size) = (view.shape[1], view.dtype.block_bytes());
         let mut bytes = vec![0; rows * columns * size];
         for first in (0..rows).step_by(TILE).filter(|_| reads) {
             for column in 0..columns {
                 for row in first..rows.min(first + TILE) {
-                    let from = (column * all + row * interleave.of + interleave.at) * size;
+                    let from = (column * all + stored(row)) * size;
                     let to = (row * columns + column) * size;
                     bytes[to..to + size].copy_from_slice(&view.bytes[from..from + size]);
                 }
             }
         }
-        Ok(Relaid { dtype: view.dtype, shape: vec![rows, columns], bytes })
+        Relaid { dtype: view.dtype, shape: vec![rows, columns], bytes }
+    }
+
+    /// The same of any type: one whose values do not stand alone is laid out as floats.
+    pub(crate) fn turned(view: &View<'_>, reads: bool) -> Result<Relaid, Error> {
+        let alone = Interleave { of: 1, at: 0 };
+        if view.dtype.block_values() == 1 && view.packing.is_none() {
+            return Relaid::transposed(view, alone, reads);
+        }
+        let &[columns, rows] = &view.shape[..] else { panic!("{} is a matrix", view.name) };
+        let mut bytes = vec![0; rows * columns * size_of::<f32>()];
+        if reads {
+            let mut whole = Vec::with_capacity(bytes.len());
+            expand_rows(&Part::from(view.clone()), |_, values| {
+                whole.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+                Ok(())
+            })?;
+            let whole = View::new(view.name, DType::F32, view.shape.clone(), &whole)?;
+            bytes = Relaid::transposed(&whole, alone, true)?.bytes;
+        }
+        Ok(Relaid { dtype: DType::F32, shape: vec![rows, columns], bytes })
     }
 
     /// Blocks of a matrix, (rows of all, blocks, bytes), and their scales, (rows of all, blocks). There a byte holds two

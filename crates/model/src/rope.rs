@@ -284,7 +284,10 @@ impl Rope {
         if let Some(share) = facts.proportional_rotary {
             return proportional(scaling.as_ref(), facts, share, (head_dim, context));
         }
-        let partial = partial_rotary(&[Some(*json), scaling], facts)?;
+        let partial = match facts.latent {
+            true => whole_of_turned(&[Some(*json), scaling], head_dim)?,
+            false => partial_rotary(&[Some(*json), scaling], facts)?,
+        };
         #[expect(clippy::cast_sign_loss, reason = "neither factor is negative")]
         let dims = match rotary_dim(json, facts, head_dim)? {
             Some(dims) => dims,
@@ -323,6 +326,21 @@ fn partial_rotary(objects: &[Option<Json<'_>>], facts: &Facts) -> Result<f64, Er
         }
     }
     Ok(share)
+}
+
+/// Of latent attention all that turns is counted apart, and files may say again which share of a head it is.
+fn whole_of_turned(objects: &[Option<Json<'_>>], turned: usize) -> Result<f64, Error> {
+    let kept = objects.iter().flatten().find_map(|object| object.opt_u64("qk_nope_head_dim").transpose());
+    let head = kept.transpose()?.unwrap_or(0) as f64 + turned as f64;
+    for object in objects.iter().flatten() {
+        let key = "partial_rotary_factor";
+        let Some(said) = object.opt_f64(key)?.filter(|said| *said != 1.0) else { continue };
+        if (said * head).round() != turned as f64 {
+            let what = format!("{} {said}", object.spelling(key));
+            return Err(Error::Unsupported { what, supported: format!("{} or 1", turned as f64 / head) });
+        }
+    }
+    Ok(1.0)
 }
 
 /// The part of a head that rotates where a file counts it.
@@ -480,16 +498,21 @@ fn scaling_of_gguf(source: &Source<'_>, facts: &Facts, context: u32) -> Result<S
         None => Ok(factor.map_or(Scaling::None, |factor| Scaling::Linear { factor })),
         Some("linear") => Ok(Scaling::Linear { factor: required()? }),
         Some("yarn") => {
-            for (key, neutral) in [("scaling.yarn_ext_factor", 1.0), ("scaling.yarn_log_multiplier", 0.0)] {
-                if let Some(value) = metadata.opt_f32(&spelling(key))?.filter(|value| *value != neutral) {
-                    let what = format!("{} {value}", spelling(key));
-                    return Err(Error::Unsupported { what, supported: neutral.to_string() });
-                }
+            let key = spelling("scaling.yarn_ext_factor");
+            if let Some(value) = metadata.opt_f32(&key)?.filter(|value| *value != 1.0) {
+                return Err(Error::Unsupported { what: format!("{key} {value}"), supported: "1".to_owned() });
             }
             let factor = required()?;
+            let grown = match log_multiplier(source, facts)? {
+                None => yarn_magnitude(factor, 1.0),
+                // Rotated values grow by as much as config.json's `mscale` says over what `mscale_all_dim` says. Only the second
+                // is there; the first is the same in every model with latent attention, and one in the others.
+                Some(_) if facts.latent => 1.0,
+                Some(mscale) => yarn_magnitude(factor, 1.0) / yarn_magnitude(factor, mscale),
+            };
             let original = metadata.opt_u32(&spelling("scaling.original_context_length"))?.unwrap_or(context);
             // The converter writes config.json's attention_factor under this key: the whole magnitude.
-            let whole = opt("scaling.yarn_attn_factor")?.unwrap_or(yarn_magnitude(factor, 1.0));
+            let whole = opt("scaling.yarn_attn_factor")?.unwrap_or(grown);
             Ok(Scaling::Yarn {
                 factor,
                 original_context: within(
@@ -505,6 +528,49 @@ fn scaling_of_gguf(source: &Source<'_>, facts: &Facts, context: u32) -> Result<S
         }
         Some(other) => Err(unsupported(other)),
     }
+}
+
+/// What GGUF files of some architectures have of config.json's `mscale_all_dim`; those of others may not have it.
+fn log_multiplier(source: &Source<'_>, facts: &Facts) -> Result<Option<f64>, Error> {
+    const KEY: Key = Key { gguf: "rope.scaling.yarn_log_multiplier", hugging_face: "" };
+    let Some(said) = source.opt_number(KEY)?.filter(|said| *said != 0.0) else { return Ok(None) };
+    let said = within(&source.spelling(KEY), said, POSITIVE)?;
+    match (facts.latent, facts.temperature) {
+        // The converter multiplies it there, and there alone.
+        (true, _) => Ok(Some(said / 0.1)),
+        (false, Some(_)) => Ok(Some(said)),
+        (false, None) => {
+            let what = format!("{} {}", source.spelling(KEY), said as f32);
+            Err(Error::Unsupported { what, supported: "0".to_owned() })
+        }
+    }
+}
+
+/// How much yarn lets scores of attention grow beside rotated values, in models with latent attention.
+pub(crate) fn score_growth(source: &Source<'_>, facts: &Facts, context: u32) -> Result<f64, Error> {
+    let (factor, mscale) = match source {
+        Source::Gguf { .. } => {
+            match (scaling_of_gguf(source, facts, context)?, log_multiplier(source, facts)?) {
+                (Scaling::Yarn { factor, .. }, Some(mscale)) => (factor, mscale),
+                _ => return Ok(1.0),
+            }
+        }
+        Source::HuggingFace { json, .. } => {
+            let scaling = match json.opt_object("rope_scaling")? {
+                Some(scaling) => Some(scaling),
+                None => json.opt_object("rope_parameters")?,
+            };
+            let Some(scaling) = scaling else { return Ok(1.0) };
+            let said = scaling.opt_f64("mscale_all_dim")?.filter(|said| *said != 0.0);
+            match (scaling_of_json(json, &scaling, context)?, said) {
+                (Scaling::Yarn { factor, .. }, Some(said)) => {
+                    (factor, within(&scaling.spelling("mscale_all_dim"), said, POSITIVE)?)
+                }
+                _ => return Ok(1.0),
+            }
+        }
+    };
+    Ok(yarn_magnitude(factor, mscale).powi(2))
 }
 
 /// How much yarn lets rotated values grow for a longer context.

@@ -7,7 +7,8 @@ use fornax_compute::cpu::{self, Cpu, CpuSizes};
 use fornax_compute::{
     Attention, Backend, Batch, ChannelInputs, ChannelScan, DeltaRule, Error as ComputeError, ExpertRoom,
     Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec, Memory, Need, Norm, Output, Part, Pointwise, Pooling,
-    Purpose, QkNorm, Rope, Routing, Rows, SampleRow, SelectiveScan, ShortConv, Sizes, Usage, operands,
+    Purpose, QkNorm, Rope, Routing, Rows, SampleRow, SelectiveScan, ShortConv, Sizes, Temperature, Usage,
+    operands,
 };
 
 use crate::Error;
@@ -244,6 +245,7 @@ impl<P: Products> Backend for Integer<P> {
         glu_beside(kind: Glu, up: &cpu::Buf, column: usize, gate: &mut cpu::Buf);
         add_given(column: usize, x: &mut cpu::Buf);
         scale_chosen(scales: &cpu::Buf, chosen: &mut cpu::Buf);
+        scale_by_position(temperature: Temperature, columns: usize, x: &mut cpu::Buf);
         gather_wanted(x: &cpu::Buf, out: &mut cpu::Buf);
         pool(pooling: Pooling, x: &cpu::Buf, out: &mut cpu::Buf);
     }

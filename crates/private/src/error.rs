@@ -226,14 +226,14 @@ impl Error {
 /// The backend's name in messages.
 pub(crate) const NAME: &str = "private";
 
-/// Refuses experts: whoever multiplies by the weights of those that were chosen knows who was chosen. And adapters,
-/// whose products no server has.
+/// Refuses experts: whoever multiplies by the weights of those that were chosen knows who was chosen. And adapters and
+/// matrices of single heads, whose products no server has.
 pub(crate) fn supports(need: Need) -> Result<(), fornax_compute::Error> {
     let what = match need {
         Need::Experts => {
             format!("{need} (which of them a token takes would tell the servers about the token)")
         }
-        Need::LowRank => need.to_string(),
+        Need::LowRank | Need::Latent => need.to_string(),
         _ => return Ok(()),
     };
     Err(fornax_compute::Error::Unsupported { what, backend: NAME })

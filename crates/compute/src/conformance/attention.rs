@@ -65,7 +65,9 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 });
             }
         }
-        for extra in [Need::SoftCap, Need::Sinks, Need::BothDirections, Need::Reach, Need::SharedKeys] {
+        for extra in
+            [Need::SoftCap, Need::Sinks, Need::BothDirections, Need::Reach, Need::SharedKeys, Need::Chunks]
+        {
             for (window, fused) in [(None, false), (Some(33), false), (None, true)] {
                 // `attend` writes the keys that it reads.
                 let both = matches!(extra, Need::BothDirections | Need::Reach);
@@ -411,6 +413,7 @@ impl Sequences {
             }
             Some(Need::BothDirections) => attention.causal = false,
             Some(Need::Reach) => (attention.causal, attention.reach) = (false, Some(20)),
+            Some(Need::Chunks) => attention.chunk = Some(33),
             _ => {}
         }
         step(backend, batch, |step| {

@@ -48,6 +48,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         ffn: 64,
         dtypes: [DType::F32; 3],
         bias: false,
+        inputs: false,
         gated: true,
         choice: Choice::Spread,
     };
@@ -57,6 +58,9 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         }
         suite.mixture(Mixture { tokens, choice: Choice::Crowded, ..usual });
         suite.mixture(Mixture { tokens, bias: true, ..usual });
+        if suite.backend.supports(Need::WeighedInputs).is_ok() {
+            suite.mixture(Mixture { tokens, inputs: true, ..usual });
+        }
     }
     for dtype in [DType::F16, DType::BF16, DType::Q8_0, DType::MXFP8, DType::Q4_0, DType::Q5_1] {
         suite.mixture(Mixture { dtypes: [dtype; 3], tokens: 5, ..usual });
@@ -450,16 +454,19 @@ struct Mixture {
     ffn: usize,
     dtypes: [DType; 3],
     bias: bool,
+    /// Whether weights multiply what experts read.
+    inputs: bool,
     gated: bool,
     choice: Choice,
 }
 
 impl fmt::Display for Mixture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes: [gate, up, down], bias, gated, choice } =
-            self;
+        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes, bias, inputs, gated, choice } = self;
+        let [gate, up, down] = dtypes;
         write!(f, "{chosen} of {experts} experts of {hidden} and {ffn}, {gate} {up} {down}, ")?;
         write!(f, "{tokens} tokens, {choice:?}{}", if *bias { ", biases" } else { "" })?;
+        write!(f, "{}", if *inputs { ", inputs weighed" } else { "" })?;
         write!(f, "{}", if *gated { "" } else { ", without gates" })
     }
 }
@@ -501,7 +508,7 @@ impl Inputs {
 impl Mixture {
     fn inputs(&self) -> Inputs {
         let mut random = Random::of(self);
-        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes, bias, gated, choice } = *self;
+        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes, bias, gated, choice, .. } = *self;
         let stored = (0..experts).map(|_| {
             let shapes = [(ffn, hidden), (ffn, hidden), (hidden, ffn)];
             [0, 1, 2].map(|at| Stored::matrix(&mut random, dtypes[at], shapes[at].0, shapes[at].1))
@@ -565,6 +572,9 @@ impl Mixture {
                 inputs.residual[token * hidden..][..hidden].iter().copied().map(f64::from).collect();
             for (expert, weight) in taken.iter().zip(weights) {
                 let expert = *expert as usize;
+                let weight = f64::from(*weight);
+                let (before, weight) = if self.inputs { (weight, 1.0) } else { (1.0, weight) };
+                let x: Vec<f64> = x.iter().map(|x| x * before).collect();
                 let biases = bias.then(|| inputs.gate_up_bias[expert * columns..][..columns].split_at(ffn));
                 let gated: Vec<f64> = if gated {
                     let gate = product(&gate_up[2 * expert], &x, biases.map(|biases| biases.0));
@@ -576,7 +586,7 @@ impl Mixture {
                 };
                 let bias = bias.then(|| &inputs.down_bias[expert * hidden..][..hidden]);
                 let said = product(&down[expert], &gated, bias);
-                sums.iter_mut().zip(said).for_each(|(sum, value)| *sum += f64::from(*weight) * value);
+                sums.iter_mut().zip(said).for_each(|(sum, value)| *sum += weight * value);
             }
             out.values.extend(sums.iter().map(|sum| *sum as f32));
         }
@@ -598,6 +608,7 @@ impl Mixture {
             down: &down,
             down_bias: bias.then_some(&down_bias),
             between: self.between(),
+            weighs_inputs: self.inputs,
         };
         let some = |values: &[f32], columns: usize, purpose| {
             Bench::filled(backend, purpose, columns, &values[tokens.start * columns..tokens.end * columns])

@@ -15,6 +15,7 @@ mod attention;
 mod bench;
 mod experts;
 mod faults;
+mod latent;
 mod layer;
 mod linear;
 mod low_rank;
@@ -73,6 +74,8 @@ const BOUNDS: &[(Op, f64)] = &[
     (Op::ChannelScan, 1e-7),
     (Op::GatedNorm, 1e-7),
     (Op::SigmoidGate, 1e-7),
+    (Op::HeadProducts, 1e-7),
+    (Op::LatentAttention, 1e-7),
     (Op::Invariance, 0.0),
     (Op::Limits, 0.0),
     (Op::Memory, 0.0),
@@ -110,6 +113,8 @@ pub enum Op {
     ChannelScan,
     GatedNorm,
     SigmoidGate,
+    HeadProducts,
+    LatentAttention,
     Invariance,
     Limits,
     Memory,
@@ -165,6 +170,8 @@ impl fmt::Display for Op {
             Op::ChannelScan => "channel_scan",
             Op::GatedNorm => "gated_norm",
             Op::SigmoidGate => "sigmoid_gate",
+            Op::HeadProducts => "head_products",
+            Op::LatentAttention => "latent_attention",
             Op::Invariance => "invariance",
             Op::Limits => "limits",
             Op::Memory => "memory",
@@ -293,6 +300,7 @@ pub fn run_where<B: Backend, S: Sizes + Clone>(
     low_rank::cases(&mut suite);
     recurrence::cases(&mut suite);
     attention::cases(&mut suite);
+    latent::cases(&mut suite);
     sampling::cases(&mut suite);
     faults::cases(&mut suite);
     layer::cases(&mut suite);

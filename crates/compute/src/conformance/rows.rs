@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     Backend, Batch, GivenRows, Glu, Heads, Need, Norm, NormKind, Pointwise, Pooling, Purpose, QkNorm, Row,
-    Rows, Token,
+    Rows, Temperature, Token,
 };
 
 use super::bench::{Bench, Table, batch, step};
@@ -51,6 +51,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 Pointwise::GeluTanh,
                 Pointwise::Relu,
                 Pointwise::ReluSquared,
+                Pointwise::Xielu { positive: 0.7, negative: 0.9, beta: 0.5, eps: -1e-6 },
             ] {
                 suite.compare(Each { function, columns, size });
             }
@@ -58,6 +59,11 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         suite.compare(Gather { columns, pooling: None });
         for pooling in [Pooling::Mean, Pooling::First, Pooling::Last] {
             suite.compare(Gather { columns, pooling: Some(pooling) });
+        }
+    }
+    for (columns, of) in [(64, 96), (30, 30), (512, 1536)] {
+        for (length, offset) in [(32, 0), (32, 1), (8192, 1)] {
+            suite.compare(Warmed { temperature: Temperature { beta: 0.1, length, offset }, columns, of });
         }
     }
     for (query, kv, dim) in [(1, 1, 16), (4, 2, 24), (9, 3, 64), (16, 8, 128)] {
@@ -395,7 +401,10 @@ impl Case for Each {
     }
 
     fn needs(&self) -> Vec<Need> {
-        vec![Need::Pointwise]
+        match self.function {
+            Pointwise::Xielu { .. } => vec![Need::Pointwise, Need::Xielu],
+            _ => vec![Need::Pointwise],
+        }
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
@@ -478,5 +487,41 @@ impl Case for Gather {
             Ok(done?)
         })?;
         out.table(backend)
+    }
+}
+
+/// Queries that grow with their positions: the first columns of wider rows.
+struct Warmed {
+    temperature: Temperature,
+    columns: usize,
+    of: usize,
+}
+
+impl fmt::Display for Warmed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Temperature { beta, length, offset } = self.temperature;
+        write!(f, "by position: {} of {} columns, {beta} of {length} from {offset}", self.columns, self.of)
+    }
+}
+
+impl Case for Warmed {
+    fn op(&self) -> Op {
+        Op::Pointwise
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::Temperature]
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let positions = [0, 30, 31, 32, 63, 64, 8191, 8192, 100_000];
+        let values = Random::of(self).values(positions.len() * self.of);
+        let mut x = Bench::filled(backend, Purpose::Activations, self.of, &values)?;
+        let mut batch = batch(positions.len(), 0);
+        batch.positions = positions.to_vec();
+        step(backend, &batch, |step| {
+            Ok(backend.scale_by_position(step, self.temperature, self.columns, &mut x.buf)?)
+        })?;
+        x.table(backend)
     }
 }

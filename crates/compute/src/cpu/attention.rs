@@ -37,7 +37,7 @@ pub(super) const UNIT_TOKENS: usize = 16;
 /// From this many queries on a page is widened once instead of by each few of them.
 const WIDEN_QUERIES: usize = 9;
 /// Values of a head that one register, or pair of registers, holds.
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 
 /// Values of thread scratch that a unit needs: one page's keys and values, and each query with its state and output.
 pub(super) fn scratch_values(heads: Heads) -> usize {
@@ -58,6 +58,8 @@ pub(super) struct Layer<'a> {
     pub(super) causal: bool,
     /// How many positions on each side of its own a query sees that is not causal.
     pub(super) reach: Option<usize>,
+    /// How long the chunks are that a query sees nothing outside of.
+    pub(super) chunk: Option<usize>,
     /// The layer's KV group, whose page tables it uses.
     pub(super) group: usize,
     /// Columns of the rows that begin with the queries: of fused ones, or the queries alone.
@@ -80,9 +82,9 @@ struct Sees<'a> {
 /// Softmax so far: the largest score, and the sum of exponentials relative to it. Two values, as the scratch holds it.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Running {
-    max: f32,
-    sum: f32,
+pub(super) struct Running {
+    pub(super) max: f32,
+    pub(super) sum: f32,
 }
 
 /// The queries of a unit: token after token, and of each token the heads that share the K/V head.
@@ -257,6 +259,7 @@ impl Layer<'_> {
     /// The first position that a query at `position` sees.
     fn first_seen(&self, position: usize) -> usize {
         let near = self.reach.map_or(0, |reach| position.saturating_sub(reach));
+        let near = near.max(self.chunk.map_or(0, |chunk| position / chunk * chunk));
         near.max(self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize)))
     }
 }
@@ -329,7 +332,8 @@ impl<'a> Page<'a> {
                 scores[key] += value * number(self.dtype, self.keys, i * PAGE_TOKENS + key);
             }
         }
-        let (weights, shrink) = weigh(&mut scores, self, &mut query.states[0]);
+        let seen = self.first..self.end;
+        let (weights, shrink) = weigh(&mut scores, self.soft_cap, seen, &mut query.states[0]);
         for (i, out) in query.outputs.iter_mut().enumerate() {
             *out *= shrink;
             for key in self.first..self.end {
@@ -355,22 +359,28 @@ fn number(dtype: KvDType, stored: &[u8], index: usize) -> f32 {
 /// Takes a page's scores into a query's state: the weight of each key, zero for what is not seen, and what the output
 /// so far is to be multiplied by.
 #[inline(always)]
-fn weigh(scores: &mut [f32; PAGE_TOKENS], page: Page<'_>, state: &mut Running) -> ([f32; PAGE_TOKENS], f32) {
-    if let Some(cap) = page.soft_cap {
+pub(super) fn weigh(
+    scores: &mut [f32; PAGE_TOKENS],
+    cap: Option<f32>,
+    seen: std::ops::Range<usize>,
+    state: &mut Running,
+) -> ([f32; PAGE_TOKENS], f32) {
+    if let Some(cap) = cap {
         for score in &mut *scores {
             *score = soft_cap(cap, *score);
         }
     }
     // Not f32::max, which drops a NaN: a fault has to reach the logits.
-    let seen = scores[page.first..page.end].iter();
-    let max = seen.fold(state.max, |max, &score| if score > max || score.is_nan() { score } else { max });
+    let max = scores[seen.clone()]
+        .iter()
+        .fold(state.max, |max, &score| if score > max || score.is_nan() { score } else { max });
     let shrink = exp(state.max - max);
     let mut weights = [0.0; PAGE_TOKENS];
     for (weight, score) in weights.iter_mut().zip(&*scores) {
         *weight = exp(score - max);
     }
-    weights[..page.first].fill(0.0);
-    weights[page.end..].fill(0.0);
+    weights[..seen.start].fill(0.0);
+    weights[seen.end..].fill(0.0);
     let mut lanes = [0.0; 8];
     for chunk in weights.as_chunks::<8>().0 {
         for (lane, weight) in lanes.iter_mut().zip(chunk) {
@@ -489,7 +499,8 @@ unsafe fn step_lanes<L: Lanes, S: Stored, const N: usize>(page: Page<'_>, querie
         }
     }
     for n in 0..count {
-        (weights[n], shrinks[n]) = weigh(&mut scores[n], page, &mut queries.states[n]);
+        let seen = page.first..page.end;
+        (weights[n], shrinks[n]) = weigh(&mut scores[n], page.soft_cap, seen, &mut queries.states[n]);
     }
     // SAFETY: as above.
     unsafe {
@@ -513,7 +524,7 @@ unsafe fn step_lanes<L: Lanes, S: Stored, const N: usize>(page: Page<'_>, querie
 }
 
 /// One head's page as f32.
-fn widen(dtype: KvDType, stored: &[u8], room: &mut [f32]) {
+pub(super) fn widen(dtype: KvDType, stored: &[u8], room: &mut [f32]) {
     match dtype {
         KvDType::F32 => room.copy_from_slice(bytemuck::cast_slice(stored)),
         KvDType::F16 => bytemuck::cast_slice::<_, f16>(stored).convert_to_f32_slice(room),
@@ -599,7 +610,7 @@ fn codes_and_scales(stored: &[u8], dim: usize) -> (&[i8], &[f16]) {
 
 /// At most 32 values as codes, ggml's way: the largest becomes 127 or -127, ties go away from zero. What holds a NaN or
 /// an infinity has a scale of NaN, so that the fault is seen downstream; what is nearly zero is zero.
-fn encode(values: &[f32], codes: &mut [i8; KV_BLOCK]) -> f16 {
+pub(super) fn encode(values: &[f32], codes: &mut [i8; KV_BLOCK]) -> f16 {
     const MAGNITUDE_MIN: f32 = f32::MIN_POSITIVE * 256.0;
     // As bits, magnitudes order like the values, with infinity and then NaN above every finite one.
     let bits = values.iter().map(|value| value.to_bits() & 0x7fff_ffff).max().unwrap_or_default();
@@ -728,7 +739,7 @@ fn write_floats<'p>(
 }
 
 /// Stores f32 values, rounded to nearest even.
-fn narrow(dtype: KvDType, values: &[f32], stored: &mut [u8]) {
+pub(super) fn narrow(dtype: KvDType, values: &[f32], stored: &mut [u8]) {
     match dtype {
         KvDType::F32 => stored.copy_from_slice(bytemuck::cast_slice(values)),
         KvDType::F16 => bytemuck::cast_slice_mut::<_, f16>(stored).convert_from_f32_slice(values),

@@ -120,6 +120,15 @@ fn pointwise_row(function: Pointwise, x: &mut [f32]) {
         Pointwise::GeluTanh => each(x, gelu_tanh),
         Pointwise::Relu => each(x, relu),
         Pointwise::ReluSquared => each(x, |x| relu(x) * relu(x)),
+        Pointwise::Xielu { positive, negative, beta, eps } => each(x, |x| {
+            if x > 0.0 {
+                positive * x * x + beta * x
+            } else {
+                // Not f32::min, which drops a NaN: a fault has to reach the logits.
+                let least = if x > eps { eps } else { x };
+                (least.exp_m1() - x) * negative + beta * x
+            }
+        }),
     }
 }
 

@@ -25,6 +25,26 @@ const PASS_ROWS_MAX: usize = 1024;
 /// Below this many values the activations are laid out by the caller alone: waking others takes longer.
 const GRAIN_VALUES: usize = 8192;
 
+/// The most activation rows that a head takes at once: their panels and products stay in the second cache.
+const HEAD_ROWS_MAX: usize = 64;
+
+/// Rows of activations of which each head has a share.
+#[derive(Clone, Copy)]
+pub(super) struct HeadShares<'a> {
+    /// (rows, heads x each)
+    pub(super) values: &'a [f32],
+    /// Columns of a share.
+    pub(super) each: usize,
+    /// Where in it begins what is multiplied.
+    pub(super) column: usize,
+}
+
+impl<'a> HeadShares<'a> {
+    fn share(&self, row: usize, head: usize, heads: usize, columns: usize) -> &'a [f32] {
+        &self.values[(row * heads + head) * self.each + self.column..][..columns]
+    }
+}
+
 /// What a multiplication works with beside its operands.
 pub(super) struct Multiplier<'a> {
     pub(super) pool: &'a Pool,
@@ -136,31 +156,107 @@ impl Multiplier<'_> {
         pool.for_each(weight.parts.iter().map(WeightPart::groups).sum(), |thread, mine| {
             // SAFETY: each thread takes its own stretch.
             let scratch = unsafe { scratch.part(thread * scratch_values..(thread + 1) * scratch_values) };
-            let (mut first_group, mut first_row) = (0, 0);
-            for part in weight.parts {
-                let here = mine.start.max(first_group)..mine.end.min(first_group + part.groups());
-                for group in here.start - first_group..here.end.saturating_sub(first_group) {
-                    let bytes = weight.group(part, group);
-                    let columns = first_row + group * GROUP..first_row + part.rows.min((group + 1) * GROUP);
-                    let store = |first: usize, tile: &[[f32; GROUP]]| {
-                        for (row, products) in tile.iter().enumerate() {
-                            let at = (first + row) * weight.rows;
-                            // SAFETY: threads have different groups, and a thread stores one row at a time.
-                            let out = unsafe { out.part(at + columns.start..at + columns.end) };
-                            out.copy_from_slice(&products[..out.len()]);
-                        }
-                    };
-                    let kernels = part.format.kernels.expect("packed weights have kernels");
-                    match (kernels.takes_integers(), integer) {
-                        (true, true) => inputs.multiply_integers(kernels, bytes, store),
-                        (true, false) => inputs.multiply_expanded(kernels, bytes, scratch, store),
-                        (false, _) => inputs.multiply_floats(kernels, bytes, store),
-                    }
+            inputs.multiply_groups(weight, mine, integer, scratch, |row, columns, products| {
+                let at = row * weight.rows;
+                // SAFETY: threads have different groups, and a thread stores one row at a time.
+                let out = unsafe { out.part(at + columns.start..at + columns.end) };
+                out.copy_from_slice(&products[..out.len()]);
+            });
+        });
+    }
+
+    /// `out` head by head = the product of a head's matrix, one of those that `weight` is stacked of, with that head's share
+    /// of each row of `x`. Threads divide the heads: a head's matrix is too small to be divided.
+    pub(super) fn multiply_heads(
+        &mut self,
+        weight: Matrix<'_>,
+        heads: usize,
+        x: HeadShares<'_>,
+        out: &mut [f32],
+    ) {
+        let (columns, each) = (weight.columns, weight.rows / heads);
+        let count = x.values.len() / (heads * x.each);
+        if count == 0 || each == 0 {
+            return;
+        }
+        if weight.parts.iter().all(|part| part.format.kernels.is_none()) {
+            self.multiply_heads_stored(weight, heads, x, out);
+            return;
+        }
+        let (simd, integer) = (self.simd, self.activations == Activations::Integer);
+        let f32_kernels = f32_kernels(simd).expect("packed weights have kernels");
+        let scratch: &mut [f32] = self.scratch.values_mut();
+        let scratch_values = scratch.len() / self.pool.threads();
+        let (scratch, out) = (Disjoint::new(scratch), Disjoint::new(out));
+        self.pool.for_each_claimed(heads, |thread, head| {
+            // SAFETY: each thread takes its own stretch.
+            let scratch = unsafe { scratch.part(thread * scratch_values..(thread + 1) * scratch_values) };
+            let matrix = weight.stacked(head, heads);
+            let forms = Forms {
+                columns,
+                integers: matrix.parts.iter().any(|part| integer && part.format.dot.is_some()),
+                floats: matrix.parts.iter().any(|part| !integer || part.format.dot.is_none()),
+            };
+            // Half of it for the rows and their panels, half for products and expanded weights.
+            let (room, rest) = scratch.split_at_mut(scratch_values / 2);
+            let row_values = columns.next_multiple_of(GROUP);
+            let row_bytes = forms.integer_bytes() + (forms.float_values() + row_values) * size_of::<f32>();
+            // What the panels' ends are rounded up to.
+            let slack = 2 * GROUP;
+            let fit = (room.len() - slack) * size_of::<f32>() / row_bytes;
+            assert!(fit > 0, "a row of {columns} columns fits the scratch");
+            let pass = fit.min(HEAD_ROWS_MAX);
+            for first in (0..count).step_by(pass) {
+                let rows = pass.min(count - first);
+                let integer_values =
+                    (rows * forms.integer_bytes() / size_of::<f32>()).next_multiple_of(GROUP);
+                let (integers, room) = room.split_at_mut(integer_values);
+                let float_values = (rows * forms.float_values()).next_multiple_of(GROUP);
+                let (floats, room) = room.split_at_mut(float_values);
+                let integers: &mut [u8] = bytemuck::cast_slice_mut(integers);
+                let gathered = &mut room[..rows * columns];
+                for (row, to) in gathered.chunks_exact_mut(columns).enumerate() {
+                    to.copy_from_slice(x.share(first + row, head, heads, columns));
                 }
-                first_group += part.groups();
-                first_row += part.rows;
+                let panels = Panels { rows, width_max: f32_kernels.width_max };
+                let (bytes, values) = (forms.integer_bytes(), forms.float_values());
+                for (first, width) in panels.all() {
+                    let x = &gathered[first * columns..][..width * columns];
+                    let integers = &mut integers[first * bytes..(first + width) * bytes];
+                    let floats = &mut floats[first * values..(first + width) * values];
+                    forms.lay_out(simd, x, width, integers, floats);
+                }
+                let inputs = Inputs { forms: &forms, panels, integers, floats, f32_kernels };
+                let groups = 0..matrix.parts.iter().map(WeightPart::groups).sum();
+                inputs.multiply_groups(matrix, groups, integer, rest, |row, columns, products| {
+                    let at = (first + row) * weight.rows + head * each;
+                    // SAFETY: a head is one thread's, which stores one row at a time.
+                    let out = unsafe { out.part(at + columns.start..at + columns.end) };
+                    out.copy_from_slice(&products[..out.len()]);
+                });
             }
         });
+    }
+
+    /// The specification: head by head what is multiplied is put together, and its products are put in their places.
+    fn multiply_heads_stored(
+        &mut self,
+        weight: Matrix<'_>,
+        heads: usize,
+        x: HeadShares<'_>,
+        out: &mut [f32],
+    ) {
+        let (columns, each) = (weight.columns, weight.rows / heads);
+        let count = x.values.len() / (heads * x.each);
+        for head in 0..heads {
+            let gathered: Vec<f32> =
+                (0..count).flat_map(|row| x.share(row, head, heads, columns)).copied().collect();
+            let mut products = vec![0.0; count * each];
+            self.multiply(weight.stacked(head, heads), &gathered, &mut products);
+            for (row, products) in products.chunks_exact(each).enumerate() {
+                out[row * weight.rows + head * each..][..each].copy_from_slice(products);
+            }
+        }
     }
 }
 
@@ -238,6 +334,38 @@ struct Inputs<'a> {
 }
 
 impl Inputs<'_> {
+    /// Some groups of a weight times every panel; `store(activation row, output rows, products)`.
+    fn multiply_groups(
+        &self,
+        weight: Matrix<'_>,
+        groups: Range<usize>,
+        integer: bool,
+        scratch: &mut [f32],
+        store: impl Fn(usize, Range<usize>, &[f32; GROUP]),
+    ) {
+        let (mut first_group, mut first_row) = (0, 0);
+        for part in weight.parts {
+            let here = groups.start.max(first_group)..groups.end.min(first_group + part.groups());
+            for group in here.start - first_group..here.end.saturating_sub(first_group) {
+                let bytes = weight.group(part, group);
+                let columns = first_row + group * GROUP..first_row + part.rows.min((group + 1) * GROUP);
+                let store = |first: usize, tile: &[[f32; GROUP]]| {
+                    for (row, products) in tile.iter().enumerate() {
+                        store(first + row, columns.clone(), products);
+                    }
+                };
+                let kernels = part.format.kernels.expect("packed weights have kernels");
+                match (kernels.takes_integers(), integer) {
+                    (true, true) => self.multiply_integers(kernels, bytes, store),
+                    (true, false) => self.multiply_expanded(kernels, bytes, scratch, store),
+                    (false, _) => self.multiply_floats(kernels, bytes, store),
+                }
+            }
+            first_group += part.groups();
+            first_row += part.rows;
+        }
+    }
+
     /// A group times every panel; `store(first row, tile)`.
     fn multiply_integers(&self, kernels: &Kernels, group: &[u8], store: impl Fn(usize, &[[f32; GROUP]])) {
         let (columns, bytes) = (self.forms.columns, self.forms.integer_bytes());

@@ -508,8 +508,8 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// The pages of all groups. Inside a group: (layer, page, K then V, head, token, dim), so that what attention reads
-/// of one page for one head is contiguous.
+/// The pages of all groups. Inside a group: (layer, page, K then V, head, token, dim), or (layer, page, token, width) of
+/// latent rows, so that what attention reads of one page for one head is contiguous.
 pub struct Kv {
     pub(super) dtype: KvDType,
     groups: Vec<(KvGroup, Block)>,
@@ -598,7 +598,7 @@ impl Kv {
     }
 }
 
-/// Where things lie inside one layer's pages, in bytes.
+/// Where things lie inside one layer's pages, in bytes. A page of latent rows is as one of keys of a single head.
 #[derive(Clone, Copy)]
 pub(super) struct Geometry {
     /// One token's keys or values of one head.
@@ -616,6 +616,12 @@ impl Geometry {
         if let KvKind::State { bytes, .. } = group.kind {
             let layer_bytes = group.pages * bytes;
             return Geometry { token_bytes: 0, head_bytes: 0, half_bytes: 0, page_bytes: bytes, layer_bytes };
+        }
+        if let KvKind::Latent { width } = group.kind {
+            let token_bytes = dtype.bytes_of(width);
+            let page_bytes = PAGE_TOKENS * token_bytes;
+            let layer_bytes = group.pages * page_bytes;
+            return Geometry { token_bytes, head_bytes: page_bytes, half_bytes: 0, page_bytes, layer_bytes };
         }
         let (heads, dim) = group.kind.heads().expect("refused when it was allocated");
         let token_bytes = dtype.bytes_of(dim);
@@ -644,7 +650,7 @@ pub(super) struct Pages<'a> {
 }
 
 impl<'a> Pages<'a> {
-    /// One head's keys of a page: (PAGE_TOKENS, dim).
+    /// One head's keys of a page, (PAGE_TOKENS, dim), or all of a page of latent rows.
     pub(super) fn keys(&self, page: PageId, head: usize) -> &'a [u8] {
         &self.bytes[self.geometry.keys(page, head)..][..self.geometry.head_bytes]
     }
@@ -779,7 +785,8 @@ impl Sizes for CpuSizes {
         // Values of a state are f32.
         let keeps = |kind: KvKind| match kind {
             KvKind::State { bytes, .. } => bytes.is_multiple_of(size_of::<f32>()),
-            kind => kind.heads().is_some(),
+            KvKind::Latent { .. } => true,
+            KvKind::Pairs { .. } => kind.heads().is_some(),
         };
         match spec.groups.iter().find(|group| !keeps(group.kind)) {
             None => Ok(()),

@@ -15,6 +15,7 @@ mod disjoint;
 mod exp;
 mod experts;
 mod glu;
+mod latent;
 mod low_rank;
 mod matmul;
 mod memory;
@@ -37,7 +38,7 @@ pub use ring::{CpuRing, CpuRingOptions, RingMatrix};
 pub use step::Step;
 
 use disjoint::{Disjoint, for_each_row};
-use matmul::Multiplier;
+use matmul::{HeadShares, Multiplier};
 use memory::{Block, Ledger};
 use pool::Pool;
 use step::{Slot, Steps};
@@ -47,9 +48,9 @@ use crate::landing::{Content, land};
 use crate::operands::{self, fits};
 use crate::{
     Attention, Backend, Batch, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts,
-    GatedNorm, Glu, Heads, KvLayer, KvSpec, LowRank, Memory, Need, Norm, Output, PageCopy, PageId, Part,
-    Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, SampleScratch, SelectiveScan,
-    ShortConv, Sizes, Token, Usage, sample,
+    GatedNorm, Glu, HeadProducts, Heads, KvLayer, KvSpec, LatentAttention, LowRank, Memory, Need, Norm,
+    Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow,
+    SampleScratch, SelectiveScan, ShortConv, Sizes, Temperature, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -505,6 +506,7 @@ impl Backend for Cpu {
             sinks: attention.sinks.as_ref().map(|sinks| sinks.row(0)),
             causal: attention.causal,
             reach: attention.reach.map(|reach| reach as usize),
+            chunk: attention.chunk.map(|chunk| chunk as usize).filter(|chunk| *chunk > 0),
             group: attention.layer.group,
             columns: qkv.columns,
             window: group.window,
@@ -723,6 +725,97 @@ impl Backend for Cpu {
         experts::scale_chosen(rows, scales)
     }
 
+    fn scale_by_position(
+        &self,
+        step: &Step,
+        temperature: Temperature,
+        columns: usize,
+        x: &mut Buf,
+    ) -> Result<(), Error> {
+        let (positions, all) = (step.slot().positions(), x.columns);
+        operands::scale_by_position(positions.len(), columns, x)?;
+        for_each_row(&self.pool, &mut x.values_mut()[..positions.len() * all], all, |row, x| {
+            let factor = temperature.at(positions[row]);
+            x[..columns].iter_mut().for_each(|x| *x *= factor);
+        });
+        Ok(())
+    }
+
+    fn head_products(
+        &self,
+        step: &Step,
+        products: &HeadProducts<'_, Cpu>,
+        x: &Buf,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let (count, heads, weight) = (step.slot().tokens().len(), products.heads, products.weight);
+        operands::head_products(count, products, x, out)?;
+        if !weight.is_stack_of(heads) {
+            let shape = (weight.rows, weight.columns);
+            let (operation, operand) = ("head_products", "weight");
+            return Err(Error::OperandShape { operation, operand, got: shape, wanted: shape });
+        }
+        let scratch = &mut *self.scratch.borrow_mut();
+        let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
+        let values = &x.values()[..count * x.columns];
+        let shares = HeadShares { values, each: x.columns / heads, column: products.column };
+        let out = &mut out.values_mut()[..count * weight.rows];
+        multiplier.multiply_heads(weight.matrix(), heads, shares, out);
+        Ok(())
+    }
+
+    fn latent_write(
+        &self,
+        step: &Step,
+        attention: &LatentAttention,
+        latent: &Buf,
+        turned: &Buf,
+        kv: &mut Kv,
+    ) -> Result<(), Error> {
+        let (step, layer) = (step.slot(), attention.layer);
+        let group = kv.group(layer);
+        operands::latent_write(step.tokens().len(), attention.heads, latent, turned, group)?;
+        step.check_pages(layer.group, group.pages)?;
+        let dtype = kv.dtype;
+        let (geometry, pages) = kv.pages_mut(layer);
+        let writer = latent::Writer { heads: attention.heads, group: layer.group, dtype, geometry, pages };
+        writer.write(step, latent.values(), turned.values());
+        Ok(())
+    }
+
+    fn latent_attention(
+        &self,
+        step: &Step,
+        attention: &LatentAttention,
+        queries: &Buf,
+        absorbed: &Buf,
+        kv: &Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let (step, heads) = (step.slot(), attention.heads);
+        let group = kv.group(attention.layer);
+        operands::latent_attention(step.tokens().len(), attention, queries, absorbed, group, out)?;
+        step.check_pages(attention.layer.group, group.pages)?;
+        if latent::scratch_values(heads, 1) > THREAD_SCRATCH_VALUES {
+            let what = format!("attention over latent rows of {}", heads.width());
+            return Err(Error::Unsupported { what, backend: NAME });
+        }
+        let layer = latent::Layer {
+            heads,
+            scale: attention.scale,
+            group: attention.layer.group,
+            window: group.window,
+            dtype: kv.dtype,
+            pages: kv.pages(attention.layer),
+        };
+        let each = queries.columns.checked_div(heads.query).unwrap_or(0);
+        let queries = latent::Queries { absorbed: absorbed.values(), turned: queries.values(), each };
+        let scratch = &mut *self.scratch.borrow_mut();
+        let (scratch, out) = (scratch.threads.values_mut(), out.values_mut());
+        layer.attend((&self.pool, self.options.simd), step, queries, scratch, out);
+        Ok(())
+    }
+
     fn route(
         &self,
         step: &Step,
@@ -786,8 +879,18 @@ impl Backend for Cpu {
         let (pairs, x) = (tokens * each, x.values());
         let rows = &mut room.rows.values_mut()[..pairs * hidden];
         let gated = &mut room.gated.values_mut()[..pairs * ffn];
+        let chosen = chosen.values();
+        let weights = |token: usize| &chosen[token * 2 * each + each..][..each];
         for_each_row(&self.pool, rows, hidden, |place, row| {
-            row.copy_from_slice(&x[places.token(place) * hidden..][..hidden]);
+            let token = places.token(place);
+            let x = &x[token * hidden..][..hidden];
+            if experts.weighs_inputs {
+                let own = places.of(token).iter().position(|other| *other as usize == place);
+                let weight = weights(token)[own.expect("a place is one of its token's")];
+                row.iter_mut().zip(x).for_each(|(row, x)| *row = weight * x);
+            } else {
+                row.copy_from_slice(x);
+            }
         });
         match experts.between {
             Between::Gates(kind) => {
@@ -801,10 +904,10 @@ impl Backend for Cpu {
             }
         }
         multiply(experts.down, experts.down_bias, gated, rows);
-        let chosen = chosen.values();
         let residual = &mut residual.values_mut()[..tokens * hidden];
+        let ones = vec![1.0; each];
         for_each_row(&self.pool, residual, hidden, |token, residual| {
-            let weights = &chosen[token * 2 * each + each..][..each];
+            let weights = if experts.weighs_inputs { &ones } else { weights(token) };
             experts::combine(places.of(token), weights, rows, residual);
         });
         Ok(())

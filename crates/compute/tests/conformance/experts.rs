@@ -107,6 +107,7 @@ fn feed_forward(cpu: &Cpu, case: &Case) -> Vec<f32> {
             true => Between::Function(Pointwise::ReluSquared),
             false => Between::Gates(Glu::Silu),
         },
+        weighs_inputs: false,
     };
     let pairs = tokens * each;
     let mut room =

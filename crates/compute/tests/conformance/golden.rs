@@ -3,9 +3,9 @@
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
     Attention, Backend, Batch, ChannelInputs, ChannelScan, ConvForm, DeltaHeads, DeltaRule, GateOrder,
-    GatedNorm, Glu, Heads, KeySharing, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PageId, Part,
-    Purpose, Rope, Row, RowState, Rows, ScanHeads, SelectiveScan, ShortConv, Token, channel_values,
-    conv_values,
+    GatedNorm, Glu, HeadProducts, Heads, KeySharing, KvDType, KvGroup, KvKind, KvLayer, KvSpec,
+    LatentAttention, LatentHeads, Memory, Norm, PageId, Part, Purpose, Rope, Row, RowState, Rows, ScanHeads,
+    SelectiveScan, ShortConv, Temperature, Token, channel_values, conv_values,
 };
 use fornax_format::{DType, View};
 use serde::Deserialize;
@@ -27,6 +27,34 @@ struct Ops {
     grouped_norm: Vec<NormGrouped>,
     glu_beside: Beside,
     scale_chosen: ScaledChoice,
+    latent_attention: LatentRows,
+    temperature: Warmed,
+}
+
+#[derive(Deserialize)]
+struct LatentRows {
+    heads: usize,
+    latent: usize,
+    turned: usize,
+    kept: usize,
+    value: usize,
+    scale: f32,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    rows: Vec<f32>,
+    spun: Vec<f32>,
+    queries: Vec<f32>,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Warmed {
+    positions: Vec<u32>,
+    columns: usize,
+    beta: f32,
+    length: u32,
+    x: Vec<f32>,
+    out: Vec<f64>,
 }
 
 #[derive(Deserialize)]
@@ -341,6 +369,74 @@ fn attention_over_pages_is_that_of_torch() {
             });
         }
     }
+}
+
+/// Keys and values of each head are never made here; the module's own are what is compared with.
+#[test]
+fn latent_attention_is_that_of_transformers_with_all_keys_and_values() {
+    let case = ops().latent_attention;
+    let heads = LatentHeads { query: case.heads, latent: case.latent, turned: case.turned };
+    let layer = KvLayer { group: 0, layer: 0 };
+    let attention = LatentAttention { heads, layer, scale: case.scale };
+    let (each, read_columns, columns) =
+        (case.turned + case.kept, case.heads * case.latent, case.heads * case.value);
+    let tokens = case.rows.len() / case.latent;
+    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    for first in [tokens, 32, 17] {
+        on_each(|cpu| {
+            let weight = |values: &[f32], rows: usize, columns: usize| {
+                let stored: Vec<Vec<u8>> = values.chunks_exact(rows * columns).map(bytes).collect();
+                let parts: Vec<Part<'_>> = stored
+                    .iter()
+                    .map(|bytes| Part::from(View::new("w", DType::F32, vec![rows, columns], bytes).unwrap()))
+                    .collect();
+                cpu.upload_experts(&parts, case.heads).unwrap()
+            };
+            let keys = weight(&case.keys, case.latent, case.kept);
+            let values = weight(&case.values, case.value, case.latent);
+            let kind = KvKind::Latent { width: heads.width() };
+            let group = KvGroup { layers: 1, kind, window: None, pages: 4 };
+            let mut kv = cpu.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F32 }).unwrap();
+            let mut got = Vec::new();
+            for (start, len) in [(0, first), (first, tokens - first)] {
+                if len == 0 {
+                    continue;
+                }
+                let some = |values: &[f32], columns: usize| {
+                    filled(cpu, columns, &values[start * columns..(start + len) * columns])
+                };
+                let (rows, spun) = (some(&case.rows, case.latent), some(&case.spun, case.turned));
+                let queries = some(&case.queries, case.heads * each);
+                let mut absorbed = poisoned(cpu, len, read_columns);
+                let mut read = poisoned(cpu, len, read_columns);
+                let mut out = poisoned(cpu, len, columns);
+                let step = cpu.begin(&batch(start, len, vec![vec![PageId(3), PageId(1)]])).unwrap();
+                let by_head = |weight, column| HeadProducts { heads: case.heads, weight, column };
+                cpu.latent_write(&step, &attention, &rows, &spun, &mut kv).unwrap();
+                cpu.head_products(&step, &by_head(&keys, case.turned), &queries, &mut absorbed).unwrap();
+                cpu.latent_attention(&step, &attention, &queries, &absorbed, &kv, &mut read).unwrap();
+                cpu.head_products(&step, &by_head(&values, 0), &read, &mut out).unwrap();
+                cpu.finish(step).unwrap();
+                got.extend(cpu.read(&out, 0, len).unwrap());
+            }
+            check("latent attention", &got, &case.out, 1e-12);
+        });
+    }
+}
+
+#[test]
+fn queries_grow_with_their_positions_as_in_transformers() {
+    let case = ops().temperature;
+    on_each(|cpu| {
+        let (rows, all) = (case.positions.len(), case.x.len() / case.positions.len());
+        let mut x = filled(cpu, all, &case.x);
+        let mut batch = batch(0, rows, vec![]);
+        batch.positions.clone_from(&case.positions);
+        let step = cpu.begin(&batch).unwrap();
+        let temperature = Temperature { beta: case.beta, length: case.length, offset: 0 };
+        cpu.scale_by_position(&step, temperature, case.columns, &mut x).unwrap();
+        check("scale_by_position", &cpu.read(&x, 0, rows).unwrap(), &case.out, 1e-12);
+    });
 }
 
 #[test]

@@ -13,15 +13,17 @@ import pathlib
 import gguf
 import numpy as np
 import torch
-from transformers import Gemma4TextConfig, LlamaConfig
+from transformers import DeepseekV3Config, Gemma4TextConfig, LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 from transformers.models.jamba.modeling_jamba import mamba_selective_scan
 from transformers.models.lfm2.modeling_lfm2 import causal_conv1d_fn as plain_conv
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5RMSNormGated,
     causal_conv1d_fn,
@@ -268,12 +270,44 @@ def scale_chosen():
     return dict(each=each, scales=written(scales), chosen=written(cases[0]), out=written(cases[1].astype(np.float64)))
 
 
+def latent_attention():
+    # Keys and values of every head are made by the module's own function, and torch attends over them.
+    heads, latent, turned, kept, value, tokens, scale = 3, 20, 6, 10, 7, 45, 0.3
+    config = DeepseekV3Config(
+        hidden_size=8, num_attention_heads=heads, q_lora_rank=None, kv_lora_rank=latent, qk_nope_head_dim=kept,
+        qk_rope_head_dim=turned, v_head_dim=value,
+    )
+    module = DeepseekV3Attention(config, 0).double()
+    made = values(heads, kept + value, latent, size=0.4)
+    module.kv_b_proj.weight.data = torch.tensor(made.reshape(-1, latent)).double()
+    rows, spun = values(tokens, latent), values(tokens, turned)
+    q_turned, q_kept = values(tokens, heads, turned), values(tokens, heads, kept)
+    wide = lambda x: torch.tensor(x).double()[None]
+    keys, vals = module.expand_kv(wide(rows)[:, None], wide(spun)[:, None])
+    queries = torch.cat([wide(q_kept), wide(q_turned)], -1).transpose(1, 2)
+    out = torch.nn.functional.scaled_dot_product_attention(queries, keys, vals, is_causal=True, scale=scale)
+    return dict(
+        heads=heads, latent=latent, turned=turned, kept=kept, value=value, scale=scale,
+        keys=written(made[:, :kept].transpose(0, 2, 1)), values=written(made[:, kept:]), rows=written(rows), spun=written(spun),
+        queries=written(np.concatenate([q_turned, q_kept], -1)), out=written(out[0].transpose(0, 1).numpy()),
+    )
+
+
+def temperature():
+    positions, columns, beta, length = [0, 31, 32, 63, 64, 1000, 8192], 5, 0.1, 32
+    x = values(len(positions), columns + 3)
+    scales = get_llama_4_attn_scale(torch.tensor([positions]), beta, length).reshape(-1, 1).double().numpy()
+    out = np.concatenate([x[:, :columns] * scales, x[:, columns:].astype(np.float64)], -1)
+    return dict(positions=positions, columns=columns, beta=beta, length=length, x=written(x), out=written(out))
+
+
 with torch.no_grad():
     out = dict(rms_norm=rms_norm(), rope=rope(), glu=glu(), attention=attention(), matmul=matmul())
     out.update(short_conv=short_conv(), delta_rule=delta_rule(), gated_norm=gated_norm())
     out["short_conv"].append(conv_with_bias())
     out.update(selective_scan=selective_scan(), grouped_norm=grouped_norm())
     out.update(glu_beside=glu_beside(), scale_chosen=scale_chosen(), channel_scan=channel_scan())
+    out.update(latent_attention=latent_attention(), temperature=temperature())
 text = json.dumps(out, separators=(",", ":")).replace(',"', ',\n"')
 pathlib.Path(__file__).with_name("ops.json").write_text(text + "\n")
 print(len(text), "bytes")

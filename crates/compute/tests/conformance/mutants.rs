@@ -7,9 +7,9 @@ use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::operands::Operand;
 use fornax_compute::{
     Attention, Backend, Batch, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts,
-    GateOrder, GatedNorm, Glu, Heads, KeySharing, KvLayer, KvSpec, LowRank, Memory, Norm, Output, Part,
-    Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, ScanHeads, Scores, SelectiveScan,
-    Shares, ShortConv, Token, Usage,
+    GateOrder, GatedNorm, Glu, HeadProducts, Heads, KeySharing, KvLayer, KvSpec, LatentAttention,
+    LatentHeads, LowRank, Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing,
+    Rows, SampleRow, ScanHeads, Scores, SelectiveScan, Shares, ShortConv, Temperature, Token, Usage,
 };
 
 use crate::{cpu, large};
@@ -166,6 +166,24 @@ enum Fault {
     FirstColumns,
     /// All experts have the first one's scale.
     OneScale,
+    /// Every head has the first one's share of a row.
+    OneShare,
+    /// Products of heads depend on how many tokens there are.
+    HeadsDependOnBatch,
+    /// What turns is not looked at.
+    NothingTurns,
+    /// All layers of a group share the first one's rows.
+    OneLayerOfRows,
+    /// Attention over rows of a whole prompt is summed in another order than that of a single token.
+    RowsDependOnChunk,
+    /// Queries grow by the position of the first.
+    OneTemperature,
+    /// They grow from the first position on.
+    GrowsAtOnce,
+    /// Weights of experts multiply what they make, always.
+    InputsUnweighed,
+    /// A query sees chunks before its own.
+    ChunksIgnored,
 }
 
 const FAULTS: &[(Fault, Op)] = &[
@@ -245,6 +263,15 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::GatesOpen, Op::SigmoidGate),
     (Fault::FirstColumns, Op::Glu),
     (Fault::OneScale, Op::Route),
+    (Fault::OneShare, Op::HeadProducts),
+    (Fault::HeadsDependOnBatch, Op::Invariance),
+    (Fault::NothingTurns, Op::LatentAttention),
+    (Fault::OneLayerOfRows, Op::LatentAttention),
+    (Fault::RowsDependOnChunk, Op::Invariance),
+    (Fault::OneTemperature, Op::Pointwise),
+    (Fault::GrowsAtOnce, Op::Pointwise),
+    (Fault::InputsUnweighed, Op::Experts),
+    (Fault::ChunksIgnored, Op::Attention),
 ];
 
 /// Runs the suite's cases of some operations on a backend with this fault, up to the first that finds it.
@@ -563,6 +590,7 @@ impl Backend for Mutant {
             Fault::SinksIgnored => attention.sinks = None,
             Fault::CapIgnored => attention.soft_cap = None,
             Fault::AlwaysCausal => attention.causal = true,
+            Fault::ChunksIgnored => attention.chunk = None,
             Fault::ReachOffByOne => attention.reach = attention.reach.map(|reach| reach - 1),
             _ => {}
         }
@@ -749,6 +777,84 @@ impl Backend for Mutant {
         self.inner.scale_chosen(&step.inner, &self.inner.upload_values(&all)?, chosen)
     }
 
+    fn scale_by_position(
+        &self,
+        step: &Step,
+        temperature: Temperature,
+        columns: usize,
+        x: &mut Buf,
+    ) -> Result<(), Error> {
+        let offset = if self.has(Fault::GrowsAtOnce) { temperature.length } else { temperature.offset };
+        let temperature = Temperature { offset, ..temperature };
+        let rest = self.inner.read(x, 1, step.tokens.saturating_sub(1))?;
+        self.inner.scale_by_position(&step.inner, temperature, columns, x)?;
+        if self.has(Fault::OneTemperature) { self.inner.write(x, 1, &rest) } else { Ok(()) }
+    }
+
+    fn head_products(
+        &self,
+        step: &Step,
+        products: &HeadProducts<'_, Mutant>,
+        x: &Buf,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let HeadProducts { heads, weight, column } = *products;
+        let mut values = self.inner.read(x, 0, step.tokens)?;
+        if self.has(Fault::OneShare) {
+            for row in values.chunks_exact_mut(x.columns()) {
+                let each = row.len() / heads;
+                (1..heads).for_each(|head| row.copy_within(..each, head * each));
+            }
+        }
+        let mut copy = self.inner.alloc(Purpose::Activations, step.tokens, x.columns())?;
+        self.inner.write(&mut copy, 0, &values)?;
+        self.inner.head_products(&step.inner, &HeadProducts { heads, weight, column }, &copy, out)?;
+        let nudged = self.has(Fault::HeadsDependOnBatch) && step.tokens > 1;
+        if nudged { self.nudge(out, step.tokens) } else { Ok(()) }
+    }
+
+    fn latent_write(
+        &self,
+        step: &Step,
+        attention: &LatentAttention,
+        latent: &Buf,
+        turned: &Buf,
+        kv: &mut Kv,
+    ) -> Result<(), Error> {
+        let mut attention = *attention;
+        if self.has(Fault::OneLayerOfRows) {
+            attention.layer.layer = 0;
+        }
+        self.inner.latent_write(&step.inner, &attention, latent, turned, kv)
+    }
+
+    fn latent_attention(
+        &self,
+        step: &Step,
+        attention: &LatentAttention,
+        queries: &Buf,
+        absorbed: &Buf,
+        kv: &Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let mut attention = *attention;
+        if self.has(Fault::OneLayerOfRows) {
+            attention.layer.layer = 0;
+        }
+        let mut copy = self.inner.alloc(Purpose::Activations, step.tokens, queries.columns())?;
+        let mut values = self.inner.read(queries, 0, step.tokens)?;
+        if self.has(Fault::NothingTurns) {
+            let LatentHeads { query, turned, .. } = attention.heads;
+            for share in values.chunks_exact_mut(queries.columns() / query) {
+                share[..turned].fill(0.0);
+            }
+        }
+        self.inner.write(&mut copy, 0, &values)?;
+        self.inner.latent_attention(&step.inner, &attention, &copy, absorbed, kv, out)?;
+        let nudged = self.has(Fault::RowsDependOnChunk) && step.tokens > 64;
+        if nudged { self.nudge(out, step.tokens) } else { Ok(()) }
+    }
+
     fn route(
         &self,
         step: &Step,
@@ -827,11 +933,12 @@ impl Backend for Mutant {
         }
         let mut chosen = self.inner.alloc(Purpose::Residual, step.tokens, columns)?;
         self.inner.write(&mut chosen, 0, &values)?;
-        let Experts { count, gate_up, gate_up_bias, down, down_bias, mut between } = *experts;
+        let Experts { count, gate_up, gate_up_bias, down, down_bias, mut between, weighs_inputs } = *experts;
         if let (Between::Function(function), true) = (&mut between, self.has(Fault::ExpertsOfRelu)) {
             *function = Pointwise::Relu;
         }
-        let inner = Experts { count, gate_up, gate_up_bias, down, down_bias, between };
+        let weighs_inputs = weighs_inputs && !self.has(Fault::InputsUnweighed);
+        let inner = Experts { count, gate_up, gate_up_bias, down, down_bias, between, weighs_inputs };
         self.inner.experts(&step.inner, &inner, &chosen, x, room, residual)?;
         let nudged = self.has(Fault::ExpertsDependOnBatch) && step.tokens > 1;
         if nudged { self.nudge(residual, step.tokens) } else { Ok(()) }

@@ -159,11 +159,12 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
     let windows: BTreeSet<u32> = config.layers.iter().filter_map(|layer| layer.attention()?.window).collect();
     // Layers may differ: what is shown is the first one's, and the widest feed-forward.
     let heads = config.layers.iter().find_map(|layer| layer.attention()).map(|attention| attention.heads);
+    let latent = config.layers.iter().find_map(|layer| layer.latent());
     let mut facts = json!({
         "architecture": config.facts.name,
         "layers": config.layers.len(),
         "hidden": config.hidden,
-        "heads": heads.map(|heads| heads.query),
+        "heads": heads.map(|heads| heads.query).or(latent.map(|latent| latent.heads)),
         "kv_heads": heads.map(|heads| heads.kv),
         "head_dim": heads.map(|heads| heads.dim),
         "ffn": config.layers.iter().map(|layer| layer.feed_forward.ffn()).max(),
@@ -179,6 +180,9 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
         "mlp_bias": config.mlp_bias,
         "attention_windows": windows,
     });
+    if let Some(latent) = latent {
+        facts["latent_row"] = json!(latent.latent + latent.turned);
+    }
     if let Some(long) = &config.rope.long {
         // Chosen once for all requests: keys turned by one set do not meet queries turned by the other.
         facts["rope_long_factors"] = json!(format!("where --context is above {}", long.original_context));

@@ -469,8 +469,15 @@ impl Mixture {
 
     fn forward(&mut self, cuda: &Cuda, step: &Step, between: Between) -> Result<(), Error> {
         let [gate_up, down] = &self.weights;
-        let experts =
-            Experts { count: self.experts, gate_up, gate_up_bias: None, down, down_bias: None, between };
+        let experts = Experts {
+            count: self.experts,
+            gate_up,
+            gate_up_bias: None,
+            down,
+            down_bias: None,
+            between,
+            weighs_inputs: false,
+        };
         cuda.experts(step, &experts, &self.chosen, &self.x, &mut self.room, &mut self.residual)
     }
 
@@ -1258,6 +1265,10 @@ fn what_a_batch_or_a_cache_has_beyond_text_is_refused_by_name() {
         let group = KvGroup { layers: 1, kind, window: None, pages: PAGES };
         let refused = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).map(drop);
         assert_eq!(refused.unwrap_err().to_string(), wanted);
+    }
+    for need in [Need::Latent, Need::Temperature, Need::Chunks, Need::WeighedInputs, Need::Xielu] {
+        let refused = cuda.supports(need).unwrap_err().to_string();
+        assert_eq!(refused, format!("{need} is not available on cuda"));
     }
     drop(cuda);
     assert_clean("refusals");

@@ -383,6 +383,9 @@ impl Cuda {
         kv: &Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        if attention.chunk.is_some() {
+            return Err(self.lacks(Need::Chunks));
+        }
         let (heads, layer) = (attention.heads, attention.layer);
         let group = kv.group(layer);
         operands::attention(slot.tokens, attention, qkv, group, out)?;

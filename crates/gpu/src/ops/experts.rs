@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use fornax_compute::{
-    Between, Error, ExpertRoom, Experts, Glu, ROUTED_MAX, Routing, Rows, Scores, Shares, operands,
+    Between, Error, ExpertRoom, Experts, Glu, Need, ROUTED_MAX, Routing, Rows, Scores, Shares, operands,
 };
 
 use super::gemm::{self, Cut, Many, room_for};
@@ -372,6 +372,9 @@ impl Cuda {
         room: &mut ExpertRoom<Buf>,
         residual: &mut Buf,
     ) -> Result<(), Error> {
+        if experts.weighs_inputs {
+            return Err(self.lacks(Need::WeighedInputs));
+        }
         let (tokens, each) = (slot.tokens, chosen.columns / 2);
         let (hidden, ffn) = (x.columns, room.gated.columns);
         operands::experts(tokens, experts, chosen, x, room, residual)?;

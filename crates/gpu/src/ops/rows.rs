@@ -1,6 +1,6 @@
 //! Operations that work row by row: embedding, sums, norms, the gated activation, the choice of rows.
 
-use fornax_compute::{Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows, operands};
+use fornax_compute::{Error, Glu, Heads, Need, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows, operands};
 
 use super::fuse::Due;
 use super::gemv::{Call, row_threads};
@@ -88,6 +88,7 @@ fn numbered(function: Pointwise) -> (usize, f32) {
         Pointwise::GeluTanh => (GELU_TANH, 0.0),
         Pointwise::Relu => (RELU, 0.0),
         Pointwise::ReluSquared => (RELU_SQUARED, 0.0),
+        Pointwise::Xielu { .. } => unreachable!("refused where it is asked for"),
     }
 }
 
@@ -262,6 +263,9 @@ impl Cuda {
         const OPERATION: &str = "pointwise";
         let columns = x.columns;
         operands::fits(OPERATION, "x", x, (slot.count(rows), columns))?;
+        if let Pointwise::Xielu { .. } = function {
+            return Err(self.lacks(Need::Xielu));
+        }
         self.op(slot, &[&*x], &[&*x], || {
             let (number, parameter) = numbered(function);
             let device_step = self.device_step(slot);
@@ -414,6 +418,9 @@ impl Cuda {
         function: Pointwise,
         x: &Buf,
     ) -> Result<(), Error> {
+        if let Pointwise::Xielu { .. } = function {
+            return Err(self.lacks(Need::Xielu));
+        }
         let (number, parameter) = numbered(function);
         let kernel = self.programs.function(&Key::plain("glu.cu"), "of_values")?;
         let device_step = self.device_step(slot);

@@ -4,7 +4,7 @@ use fornax_compute::{Glu, NormKind, Pointwise, Scores};
 
 use crate::facts::{
     AttentionScale, BiasRule, EmbeddingScale, FirstPosition, Floor, LogitScale, ParallelRule, QkRows,
-    RotaryRule, WindowRule,
+    RotaryRule, TemperatureRule, WindowRule,
 };
 use crate::{Facts, names};
 
@@ -53,6 +53,13 @@ pub(crate) const LLAMA: Facts = Facts {
     glu: Glu::Silu,
     function: None,
     recurrent: None,
+    chunks: false,
+    unit_norms: false,
+    weighs_inputs: false,
+    xielu: false,
+    latent: false,
+    temperature: None,
+    groups_by_two: None,
 };
 
 /// In GGUF a Mistral says that it is a llama.
@@ -60,8 +67,38 @@ pub(crate) const MISTRAL: Facts = Facts {
     name: "mistral",
     gguf: None,
     model_types: &["mistral"],
-    classes: &["MistralForCausalLM"],
+    classes: &["MistralForCausalLM", "Mistral3ForConditionalGeneration"],
+    beginnings: WHOLE,
+    not_text: SEES,
     bias: BiasRule::Never,
     window: WindowRule::EveryLayer(Some(4096)),
     ..LLAMA
 };
+
+/// Ministral 3: queries grow with their positions. Mistral Small 3 says in GGUF that it is one, too.
+pub(crate) const MINISTRAL3: Facts = Facts {
+    name: "ministral3",
+    gguf: Some("mistral3"),
+    model_types: &["ministral3"],
+    classes: &["Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"],
+    window: WindowRule::EveryLayer(None),
+    temperature: Some(TemperatureRule { gguf_beta: None, unrotated: false }),
+    ..MISTRAL
+};
+
+/// How names begin in files of models that see images, too, as others and transformers write them.
+pub(super) const WHOLE: &[(&str, &str)] = &[
+    ("model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", "model.language_model."),
+];
+
+/// What sees images there.
+pub(super) const SEES: &[&str] = &[
+    "vision_tower.",
+    "mm_projector.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.mm_projector.",
+    "model.multi_modal_projector.",
+];

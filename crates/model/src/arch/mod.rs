@@ -1,9 +1,11 @@
 //! One file per architecture: its row of facts. A row begins from another's and says what differs.
 
+mod apertus;
 mod arcee;
 mod bert;
 mod cohere;
 mod cwm;
+mod deepseek;
 mod dots1;
 mod ernie4_5;
 mod eurobert;
@@ -25,6 +27,7 @@ mod jais2;
 mod jamba;
 mod lfm2;
 mod llama;
+mod llama4;
 mod mamba2;
 mod minimax_m2;
 mod mixtral;
@@ -122,6 +125,14 @@ pub(crate) const TABLE: &[Facts] = &[
     jamba::MAMBA,
     jamba::FALCON_MAMBA,
     falcon_h1::FALCON_H1,
+    llama::MINISTRAL3,
+    llama4::LLAMA4,
+    apertus::APERTUS,
+    deepseek::DEEPSEEK_V3,
+    deepseek::DEEPSEEK_V2,
+    deepseek::GLM4_MOE_LITE,
+    deepseek::MISTRAL4,
+    deepseek::YOUTU,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.
@@ -129,32 +140,18 @@ pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
     (&["bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "rwkv"], "recurrent layers"),
     (&["kimi-linear", "kimi_linear"], "layers of linear attention that decay value by value"),
-    (
-        &[
-            "deepseek2",
-            "deepseek_v2",
-            "deepseek_v3",
-            "kimi_k2",
-            "glm4_moe_lite",
-            "minicpm3",
-            "plm",
-            "mistral4",
-            "youtu",
-        ],
-        "latent attention",
-    ),
+    (&["minicpm3", "plm"], "latent attention beside scales of its own"),
+    (&["longcat_flash", "longcat-flash"], "experts that compute nothing, and two attentions a layer"),
     (
         &["deepseek32", "deepseek_v32", "deepseek4", "deepseek_v4", "glm-dsa", "glm_moe_dsa"],
         "attention to positions that an indexer chooses",
     ),
-    (&["bailingmoe2", "bailing_moe_v2"], "another implementation to be compared with"),
+    (&["bailingmoe2", "bailing_moe_v2", "internlm2"], "another implementation to be compared with"),
     (&["afmoe"], "norms behind experts"),
     (&["granitemoe", "granitemoeshared"], "experts whose sum is scaled"),
     (&["persimmon"], "layer norms of queries and keys"),
-    (&["apertus"], "a feed-forward of xIELU"),
-    (&["mistral3", "ministral3", "llama4", "llama4_text"], "queries scaled by their positions"),
     (&["gemma3n", "gemma3n_text"], "embeddings for each layer and layers that share keys"),
     (&["mpnet", "deberta", "deberta-v2"], "attention biased by buckets of distance"),
     (&["t5", "t5encoder", "bart", "mbart", "whisper"], "attention between an encoder and a decoder"),
-    (&["bloom", "mpt", "baichuan"], "attention biased by distance"),
+    (&["bloom", "mpt", "baichuan", "jais"], "attention biased by distance"),
 ];

@@ -3,15 +3,15 @@
 
 use fornax_compute::{
     DeltaHeads, GateOrder, Glu, Groups, Heads, KeySharing, NormKind, Pointwise, Routing, ScanHeads, Scores,
-    Shares,
+    Shares, Temperature,
 };
 use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionConfig, AttentionScale, BiasRule, ChannelScanConfig, Config, ConvConfig, DeltaConfig, Dim,
-    EmbeddingScale, Facts, FeedForward, FirstPosition, Floor, Inner, Interleave, LayerConfig, LayerInputs,
-    LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, Portion, QkRows, Recurrent, Rope, Rotary,
-    RotaryRule, Scales, Scaling, ScanConfig, ScanLayers, ScanScales, ShareRule, StepNorms, Tensor, Transform,
-    When, WindowRule,
+    EmbeddingScale, Facts, FeedForward, FirstPosition, Floor, Inner, Interleave, LatentConfig, LayerConfig,
+    LayerInputs, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, Portion, QkRows, Recurrent, Rope,
+    Rotary, RotaryRule, Scales, Scaling, ScanConfig, ScanLayers, ScanScales, ShareRule, StepNorms,
+    TemperatureRule, Tensor, Transform, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -129,6 +129,13 @@ fn every_fact_of_an_architecture_matters() {
         glu,
         function,
         recurrent,
+        chunks,
+        unit_norms,
+        weighs_inputs,
+        xielu,
+        latent,
+        temperature,
+        groups_by_two,
     });
     // A label; what finds the row, which the table's own tests flip; two with tests of their own below; those of encoders
     // beside; what matters where images are read (`images.rs`).
@@ -189,6 +196,35 @@ fn every_fact_of_an_architecture_matters() {
             ("window", "gemma3", Gguf, Numbers, |facts| facts.window = WindowRule::AllButEvery(5)),
             ("window", "phi3", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
             ("partial_rotary", "phi3", HuggingFace, Refusal, |facts| facts.partial_rotary = None),
+            ("chunks", "llama4", HuggingFace, Numbers, |facts| facts.chunks = false),
+            ("unit_norms", "llama4", HuggingFace, Numbers, |facts| facts.unit_norms = false),
+            ("unit_norms", "llama4-long", Gguf, Numbers, |facts| facts.unit_norms = false),
+            ("weighs_inputs", "llama4", HuggingFace, Numbers, |facts| facts.weighs_inputs = false),
+            ("weighs_inputs", "llama4-long", Gguf, Numbers, |facts| facts.weighs_inputs = false),
+            ("temperature", "llama4", HuggingFace, Numbers, |facts| facts.temperature = None),
+            ("xielu", "apertus", HuggingFace, Refusal, |facts| facts.xielu = false),
+            ("latent", "deepseek-v3", Gguf, Refusal, |facts| facts.latent = false),
+            ("latent", "deepseek-v2-lite", HuggingFace, Refusal, |facts| facts.latent = false),
+            ("temperature", "mistral4", Gguf, Numbers, |facts| facts.temperature = None),
+            ("temperature", "mistral4", HuggingFace, Numbers, |facts| facts.temperature = None),
+            ("temperature", "ministral3", Gguf, Numbers, |facts| {
+                facts.temperature = Some(TemperatureRule { gguf_beta: None, unrotated: true })
+            }),
+            ("temperature", "ministral3", HuggingFace, Numbers, |facts| facts.temperature = None),
+            ("groups_by_two", "deepseek-v2", HuggingFace, Numbers, |facts| facts.groups_by_two = Some(true)),
+            ("groups_by_two", "deepseek-v3", Gguf, Numbers, |facts| facts.groups_by_two = Some(false)),
+            ("attention_scale", "deepseek-v3", Gguf, Numbers, |facts| {
+                facts.attention_scale = AttentionScale::HeadSize
+            }),
+            ("attention_scale", "youtu", HuggingFace, Numbers, |facts| {
+                facts.attention_scale = AttentionScale::HeadSize
+            }),
+            ("gguf_qk_rows", "deepseek-v2", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Halves),
+            ("hugging_face_qk_rows", "glm4-moe-lite", HuggingFace, Numbers, |facts| {
+                facts.hugging_face_qk_rows = QkRows::Halves
+            }),
+            ("scores", "deepseek-v2", HuggingFace, Numbers, |facts| facts.scores = Scores::Sigmoid),
+            ("scores", "kimi-k2", HuggingFace, Numbers, |facts| facts.scores = Scores::Softmax),
             ("recurrent", "qwen35", Gguf, Refusal, |facts| facts.recurrent = None),
             ("recurrent", "lfm2", HuggingFace, Refusal, |facts| facts.recurrent = None),
             ("recurrent", "qwen35", Gguf, Numbers, |facts| {
@@ -391,6 +427,8 @@ fn every_number_of_a_configuration_matters() {
         output_bias,
         mlp_bias,
         attention_scale,
+        temperature,
+        corrected,
         attention_cap,
         embedding_scale,
         residual_scale,
@@ -400,6 +438,7 @@ fn every_number_of_a_configuration_matters() {
         layer_inputs,
         glu,
         function,
+        xielu,
         token_types,
         pooling,
         ranks,
@@ -440,6 +479,18 @@ fn every_number_of_a_configuration_matters() {
             ("parallel", "llama", Gguf, Numbers, |config| config.parallel = true),
             ("qk_norm", "glm4-moe", Gguf, Refusal, |config| config.qk_norm = false),
             ("qk_norm", "glm4-moe-air", HuggingFace, Refusal, |config| config.qk_norm = true),
+            ("temperature", "mistral4", HuggingFace, Numbers, |config| config.temperature = None),
+            ("temperature", "deepseek-v3", Gguf, Numbers, |config| {
+                config.temperature = Some(Temperature { beta: 0.1, length: 16, offset: 0 })
+            }),
+            ("xielu", "apertus", Gguf, Numbers, |config| config.xielu.reverse()),
+            ("xielu", "apertus", HuggingFace, Numbers, |config| config.xielu.clear()),
+            ("corrected", "deepseek-v3", Gguf, Refusal, |config| config.corrected = false),
+            ("corrected", "deepseek-v3", HuggingFace, Refusal, |config| config.corrected = false),
+            ("attention_scale", "deepseek-v3", HuggingFace, Numbers, |config| {
+                // Without what yarn lets scores grow by.
+                config.attention_scale = 1.0 / 20f32.sqrt()
+            }),
             ("ahead", "glm4-moe", HuggingFace, Refusal, |config| config.ahead = false),
             ("ahead", "nemotron-h-latent", Gguf, Refusal, |config| config.ahead = false),
             ("qkv_bias", "qwen2", Gguf, Refusal, |config| config.qkv_bias = false),
@@ -514,7 +565,7 @@ fn every_fact_of_a_layer_matters() {
         flip_config,
     );
     check_all::<Config>(
-        &fields!(AttentionConfig { heads, window, reach, rotary, keys_of, keys_are_values }),
+        &fields!(AttentionConfig { heads, window, reach, chunk, rotary, keys_of, keys_are_values }),
         &["reach"],
         &[
             ("heads", "llama", Gguf, Refusal, |config| attention(config, 1).heads.kv = 4),
@@ -539,6 +590,9 @@ fn every_fact_of_a_layer_matters() {
                 attention(config, 1).window = Some(20);
                 attention(config, last).window = None;
             }),
+            ("chunk", "llama4", HuggingFace, Numbers, |config| attention(config, 1).chunk = None),
+            ("chunk", "llama4", HuggingFace, Numbers, |config| attention(config, 0).chunk = Some(19)),
+            ("rotary", "llama4", HuggingFace, Numbers, |config| attention(config, 3).rotary = Rotary::Model),
             ("rotary", "smollm3", Gguf, Numbers, |config| attention(config, 3).rotary = Rotary::Model),
             ("rotary", "llama", Gguf, Numbers, |config| attention(config, 1).rotary = Rotary::None),
             ("rotary", "gemma3", Gguf, Numbers, |config| attention(config, 0).rotary = Rotary::Model),
@@ -566,6 +620,26 @@ fn every_fact_of_a_layer_matters() {
         &[("width", "gemma4-e", HuggingFace, Refusal, |config| {
             config.layer_inputs = config.layer_inputs.map(|inputs| LayerInputs { width: 12, ..inputs })
         })],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(LatentConfig { heads, query_rank, latent, kept, turned, value, rows }),
+        &[],
+        &[
+            ("heads", "deepseek-v2", Gguf, Refusal, |config| latent(config).heads = 2),
+            ("query_rank", "deepseek-v3", Gguf, Refusal, |config| latent(config).query_rank = None),
+            ("query_rank", "deepseek-v2-lite", HuggingFace, Refusal, |config| {
+                latent(config).query_rank = Some(28)
+            }),
+            ("latent", "deepseek-v2", HuggingFace, Refusal, |config| latent(config).latent = 18),
+            ("kept", "deepseek-v2", Gguf, Refusal, |config| latent(config).kept = 10),
+            ("turned", "deepseek-v2", HuggingFace, Refusal, |config| latent(config).turned = 4),
+            ("value", "deepseek-v2", Gguf, Refusal, |config| latent(config).value = 12),
+            ("rows", "deepseek-v3", Gguf, Numbers, |config| latent(config).rows = QkRows::Halves),
+            ("rows", "deepseek-v3-halves", HuggingFace, Numbers, |config| {
+                latent(config).rows = QkRows::Pairs
+            }),
+        ],
         flip_config,
     );
     check_all::<Config>(
@@ -739,6 +813,14 @@ fn every_fact_of_a_layer_matters() {
 fn attention(config: &mut Config, layer: usize) -> &mut AttentionConfig {
     match &mut config.layers[layer].mixer {
         Mixer::Attention(attention) => attention,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The latent attention of the first layer.
+fn latent(config: &mut Config) -> &mut LatentConfig {
+    match &mut config.layers[0].mixer {
+        Mixer::Latent(latent) => latent,
         other => panic!("{other:?}"),
     }
 }

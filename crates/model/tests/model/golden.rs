@@ -82,7 +82,8 @@ fn a_sequence_among_others_is_what_it_is_alone() {
         "gpt-oss",
         "glm4-moe",
     ];
-    let gemmas = ["gemma4", "gemma4-e", "gemma4-experts"];
+    let gemmas =
+        ["gemma4", "gemma4-e", "gemma4-experts", "deepseek-v2-lite", "deepseek-v3", "mistral4", "llama4"];
     for case in others.into_iter().chain(hybrids).chain(gemmas) {
         let (mut rig, golden) = rig(case, Container::HuggingFace, Mode::float(), 2);
         let alone = logits(&mut rig, &golden.tokens, 16);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fornax::{Device, Error, Fornax};
 use fornax_compute::SplitMix64;
 use fornax_format::{Checkpoint, View};
-use fornax_model::{AttentionConfig, Mixture};
+use fornax_model::{LayerConfig, Mixture};
 use serde::Serialize;
 
 use super::args::{Bench, Part};
@@ -203,7 +203,7 @@ impl Traffic {
             state_bytes: model.plan().states().map_or(0, |(_, bytes, _)| bytes),
             body_operations: 0.0,
             head_operations: 0.0,
-            layers: config.layers.iter().filter_map(|layer| layer.attention()).map(attention_of).collect(),
+            layers: config.layers.iter().filter_map(attention_of).collect(),
         };
         for view in &tensors {
             let embeds = is(view, ["token_embd.weight", "model.embed_tokens.weight"]);
@@ -255,8 +255,12 @@ fn is_of_experts(name: &str) -> bool {
 }
 
 /// Multiplications and additions of one layer's attention for each place seen, and its window.
-fn attention_of(attention: &AttentionConfig) -> (f64, Option<u32>) {
-    ((4 * attention.heads.query * attention.heads.dim) as f64, attention.window)
+fn attention_of(layer: &LayerConfig) -> Option<(f64, Option<u32>)> {
+    if let Some(latent) = layer.latent() {
+        return Some(((2 * latent.heads * (2 * latent.latent + latent.turned)) as f64, None));
+    }
+    let attention = layer.attention()?;
+    Some(((4 * attention.heads.query * attention.heads.dim) as f64, attention.window))
 }
 
 /// Everything that was measured. Rates are tokens per second.
