@@ -209,7 +209,7 @@ impl Config {
             output_bias: biases.output,
             mlp_bias: biases.mlp,
             attention_scale: attention_scale(&source, facts, heads.full, &layers, hidden)? * scales.scores,
-            temperature: temperature,
+            temperature,
             corrected: corrected(checkpoint, facts),
             scales: scales.parts,
             layers,
