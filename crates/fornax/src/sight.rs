@@ -75,7 +75,9 @@ impl Reading {
             ("image_std", json!([0.5, 0.5, 0.5])),
             ("size", json!({"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096})),
         ] {
-            if said[name].is_null() && !(name == "size" && !said["max_pixels"].is_null()) {
+            // Older files bound the pixels by another name.
+            let is_said = name == "size" && !said["max_pixels"].is_null();
+            if said[name].is_null() && !is_said {
                 said[name] = value;
             }
         }

@@ -7,11 +7,13 @@ use fornax_image::{Error, Grid, PIXELS_MAX, Picture, Processor, Size};
 use serde_json::Value;
 
 fn fixture(name: &str) -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name))
+        .expect("a committed file")
 }
 
 fn number(value: &Value) -> u32 {
-    u32::try_from(value.as_u64().unwrap()).unwrap()
+    let number = value.as_u64().expect("a count");
+    u32::try_from(number).expect("a small count")
 }
 
 #[test]
