@@ -271,7 +271,9 @@ impl Client {
             None => None,
             Some(file) => {
                 let keys = output::text_of(file)?;
-                let key = keys.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+                // Behind a key stands what it may do, which is the server's affair.
+                let mut words = keys.lines().filter_map(|line| line.split_whitespace().next());
+                let key = words.find(|word| !word.starts_with('#'));
                 let none = || Failure::usage(format!("{} holds no key", file.display()));
                 Some(key.ok_or_else(none)?.to_owned())
             }

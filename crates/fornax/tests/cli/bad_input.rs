@@ -97,12 +97,12 @@ fn an_unknown_architecture_is_named_with_what_is_supported_and_can_be_inspected(
     let folder = tempfile::tempdir().unwrap();
     // The key, its type (a string), its length, its value.
     let path =
-        changed(folder.path(), b"\x08\0\0\0\x05\0\0\0\0\0\0\0llama", b"\x08\0\0\0\x05\0\0\0\0\0\0\0mamba");
-    each_command(&path, |args| fornax(args).fails(4, "MODEL_UNSUPPORTED", &["\"mamba\"", "llama, qwen2"]));
-    fornax(["plan", path.to_str().unwrap()]).fails(4, "MODEL_UNSUPPORTED", &["\"mamba\"", "llama, qwen2"]);
+        changed(folder.path(), b"\x08\0\0\0\x05\0\0\0\0\0\0\0llama", b"\x08\0\0\0\x05\0\0\0\0\0\0\0rwkv7");
+    each_command(&path, |args| fornax(args).fails(4, "MODEL_UNSUPPORTED", &["\"rwkv7\"", "llama, qwen2"]));
+    fornax(["plan", path.to_str().unwrap()]).fails(4, "MODEL_UNSUPPORTED", &["\"rwkv7\"", "llama, qwen2"]);
     let shown = fornax(["inspect", path.to_str().unwrap(), "--json"]).json();
-    assert_eq!(shown["architecture"], "mamba");
-    assert!(shown["facts"]["unsupported"].as_str().unwrap().contains("mamba"), "{shown}");
+    assert_eq!(shown["architecture"], "rwkv7");
+    assert!(shown["facts"]["unsupported"].as_str().unwrap().contains("rwkv7"), "{shown}");
 }
 
 #[test]

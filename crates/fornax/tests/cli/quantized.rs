@@ -183,10 +183,10 @@ fn what_cannot_be_quantised_or_read_is_said() {
         fs::copy(llama.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
         fornax(["logits", folder.path().to_str().unwrap(), "--tokens", "1"])
     };
-    with(serde_json::json!({"quant_method": "bitsandbytes"})).fails(
+    with(serde_json::json!({"quant_method": "spqr"})).fails(
         4,
         "MODEL_UNSUPPORTED",
-        &["\"bitsandbytes\"", "gptq"],
+        &["\"spqr\"", "docs/files.md"],
     );
     with(serde_json::json!({"quant_method": "awq", "bits": 3})).fails(
         4,

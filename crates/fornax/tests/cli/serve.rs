@@ -788,7 +788,9 @@ fn adapters_are_loaded_and_unloaded_over_http_from_the_operators_folder_alone() 
     let fixed = format!("fixed={}", root.join("own").display());
     let root_flag = root.to_str().unwrap();
     let flags = ["--context", "256", "--parallel", "2", "--adapter", &fixed, "--adapter-root", root_flag];
-    let serving = Serving::start(folder.path(), &[&flags[..], &["--adapter-places", "1"]].concat());
+    let jobs = folder.path().join("jobs.db");
+    let more = ["--adapter-places", "1", "--jobs-db", jobs.to_str().unwrap()];
+    let serving = Serving::start(folder.path(), &[&flags[..], &more].concat());
     let post = |path: &str, body: serde_json::Value| {
         let answer = serving.post(path, &body.to_string());
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -989,11 +991,11 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
     let too_long = json!({"model": "ranker", "query": "w1", "documents": [long]});
     assert_eq!(refused("/v1/rerank", too_long, "context"), "PROMPT_TOO_LONG");
     let both = json!({"model": "ranker", "query": "w1", "documents": ["w1"], "texts": ["w1"]});
-    assert_eq!(refused("/rerank", both, "texts cannot be combined with documents"), "INVALID_INPUT");
+    assert_eq!(refused("/rerank", both, "texts: cannot be combined with documents"), "INVALID_INPUT");
     let none = json!({"model": "ranker", "query": "w1"});
-    assert_eq!(refused("/rerank", none, "documents is required"), "INVALID_INPUT");
+    assert_eq!(refused("/rerank", none, "documents: is required"), "INVALID_INPUT");
     let wanted = json!({"model": "ranker", "query": "w1", "documents": ["w1"], "raw_scores": true});
-    assert_eq!(refused("/rerank", wanted, "raw_scores belongs to texts"), "INVALID_INPUT");
+    assert_eq!(refused("/rerank", wanted, "raw_scores: belongs to texts"), "INVALID_INPUT");
     let uneven = json!({"model": "ranker", "text_1": ["w1", "w2"], "text_2": ["w1", "w2", "w3"]});
     assert_eq!(refused("/v1/score", uneven, "text_1"), "INVALID_INPUT");
 }
