@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::phases::Outcome;
-use crate::wheel::{self, target_folder};
-use crate::{command, fixtures, root, run};
+use crate::{command, root, run};
 
 /// The versions of what they need.
 const CONSTRAINTS: &str = "xtask/python.txt";
@@ -23,9 +22,6 @@ const PACKAGES: &[&str] = &[
     "nvidia-cuda-nvrtc==13.0.88",
     "playwright==1.65.0",
     "axe-playwright-python==0.1.8",
-    // The Python package's own tests.
-    "pytest==9.2.0",
-    "pydantic==2.14.3",
 ];
 
 /// The interpreter, whether or not it is there.
@@ -58,31 +54,5 @@ pub(crate) fn prepare() -> Result<Outcome> {
         return Ok(Outcome::LeftOut(format!("no Python with {}: {error:#}", PACKAGES.join(" and "))));
     }
     std::fs::write(stamp, wanted)?;
-    Ok(Outcome::Passed)
-}
-
-/// Runs the tests of the project's own Python package on what cargo builds, without a wheel: that is a proof's.
-pub(crate) fn test() -> Result<Outcome> {
-    if !interpreter().exists() {
-        return Ok(Outcome::LeftOut("no Python to run them".to_owned()));
-    }
-    wheel::compile_all()?;
-    let stage = root().join("target/python-package");
-    let package = stage.join("fornax");
-    if package.exists() {
-        std::fs::remove_dir_all(&package)?;
-    }
-    std::fs::create_dir_all(&package)?;
-    let modules = root().join("crates/python/python/fornax");
-    for module in std::fs::read_dir(modules)?.flatten().filter(|module| module.path().is_file()) {
-        std::fs::copy(module.path(), package.join(module.file_name()))?;
-    }
-    let built = target_folder().join("checked");
-    std::fs::copy(built.join("lib_fornax.so"), package.join("_fornax.abi3.so"))?;
-    let pytest = ["-m", "pytest", "-p", "no:cacheprovider", "crates/python/tests"];
-    let mut pytest = command(&interpreter().to_string_lossy(), &pytest);
-    pytest.env("PYTHONPATH", &stage).env("PYTHONDONTWRITEBYTECODE", "1");
-    pytest.env("FORNAX_CACHE", fixtures::cache_dir()?);
-    run(&mut pytest)?;
     Ok(Outcome::Passed)
 }

@@ -43,9 +43,6 @@ pub(crate) fn run_suite(filter: Option<&str>, all_fixtures: bool) -> Result<(Tal
     if ready {
         let everything_but_docs = ["--lib", "--bins", "--tests", "--examples", "--no-fail-fast"];
         phases.run("tests", || passed(cargo_test(&everything_but_docs, filter, &mut tally)));
-        if filter.is_none() {
-            phases.run("python package", python::test);
-        }
         phases.run("doc tests", || passed(cargo_test(&["--doc", "--no-fail-fast"], filter, &mut tally)));
     }
     let problems = phases.finish().err().map(|error| error.to_string()).into_iter().collect();

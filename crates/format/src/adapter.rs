@@ -20,6 +20,9 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 impl AdapterFiles {
+    /// What a directory must have.
+    pub const NAMES: [&str; 2] = [CONFIG, WEIGHTS];
+
     /// Opens the directory: both files must be there.
     pub fn open(directory: &Path) -> Result<AdapterFiles, Error> {
         let config = json::read(&directory.join(CONFIG), CONFIG_BYTES_MAX)?;

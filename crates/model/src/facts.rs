@@ -352,12 +352,16 @@ impl Facts {
         let alone = |facts: &&Facts| facts.model_types.is_empty() && named(facts);
         let known = |facts: &&Facts| match model_type {
             Some(model_type) => facts.model_types.contains(&model_type),
-            None => named(facts),
+            // Of what holds another model, only the type says which.
+            None => named(facts) && Facts::TABLE.iter().filter(named).count() == 1,
         };
         let mut all = Facts::TABLE.iter();
         let Some(facts) = all.clone().find(alone).or_else(|| all.find(known)) else {
             return Err(match (model_type, classes) {
                 (Some(model_type), _) => unknown("model_type", model_type, |facts| facts.model_types),
+                (None, [_, ..]) if Facts::TABLE.iter().any(|facts| named(&facts)) => {
+                    Error::MissingKey { key: "model_type".to_owned() }
+                }
                 (None, [class, ..]) => unsupported(format!("architecture {class:?}"), |facts| facts.classes),
                 (None, []) => Error::MissingKey { key: "model_type".to_owned() },
             });
@@ -390,6 +394,8 @@ fn unsupported(what: String, names: impl Fn(&Facts) -> &[&'static str]) -> Error
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -405,7 +411,17 @@ mod tests {
         spellings(|facts| facts.gguf.filter(|_| facts.experts.is_none()).into_iter().collect());
         spellings(|facts| facts.gguf.filter(|_| facts.experts.is_some()).into_iter().collect());
         spellings(|facts| facts.model_types.to_vec());
-        spellings(|facts| facts.classes.to_vec());
+        // What holds another model is called the same whichever that is, and the type tells them apart.
+        let holds_another = "Mistral3ForConditionalGeneration";
+        let own = |class: &&'static str| *class != holds_another;
+        let all: Vec<_> = Facts::TABLE.iter().flat_map(|facts| facts.classes).copied().filter(own).collect();
+        let unique: BTreeSet<_> = all.iter().collect();
+        assert_eq!(unique.len(), all.len(), "{all:?}");
+        assert!(matches!(
+            Facts::of_hugging_face(None, &[holds_another]).unwrap_err(),
+            Error::MissingKey { key } if key == "model_type"
+        ));
+        assert_eq!(Facts::of_hugging_face(Some("mistral4"), &[holds_another]).unwrap().name, "mistral4");
     }
 
     #[test]
@@ -423,7 +439,8 @@ mod tests {
             Facts::of_hugging_face(Some("clip"), &["LlamaForCausalLM"]),
             "model_type \"clip\" is not supported; supported: llama, mistral, mixtral, ",
         );
-        let classes = "LlamaForCausalLM, LLaMAForCausalLM, MistralForCausalLM, MixtralForCausalLM, ";
+        let classes =
+            "LlamaForCausalLM, LLaMAForCausalLM, MistralForCausalLM, Mistral3ForConditionalGeneration, ";
         check(
             Facts::of_hugging_face(Some("llama"), &["LlamaForSequenceClassification"]),
             &format!(

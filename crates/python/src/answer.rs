@@ -7,7 +7,7 @@ use fornax::{Code, Completion, Finish, Part};
 use pyo3::prelude::*;
 
 use crate::fault;
-use crate::process::Owned;
+use crate::process::{Home, Owned};
 
 /// An answer as it is made. Dropping it cancels it.
 #[pyclass(frozen, module = "fornax._fornax")]
@@ -15,6 +15,9 @@ pub(crate) struct Answer {
     /// `None` once it has ended or was cancelled. Locked while a thread waits for the next part, which is never longer
     /// than that thread's patience, and never while Python is held.
     inner: Mutex<Option<Owned<fornax::Answer>>>,
+    /// Looked at before the lock: a child of `fork` may have been made while another thread held it, and there nobody
+    /// ever lets go of it.
+    home: Home,
 }
 
 /// A part as Python has it.
@@ -75,11 +78,14 @@ enum Waited {
 
 impl Answer {
     pub(crate) fn new(answer: fornax::Answer) -> Answer {
-        Answer { inner: Mutex::new(Some(Owned::new(answer))) }
+        Answer { inner: Mutex::new(Some(Owned::new(answer))), home: Home::here() }
     }
 
     /// The next part that a caller is told of.
     fn wait(&self, patience: Duration) -> Waited {
+        if !self.home.is_here() {
+            return Waited::Elsewhere;
+        }
         let until = Instant::now() + patience;
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -133,6 +139,9 @@ impl Answer {
 
     /// Stops it, if it is not over. Whoever waits for it is told within its patience.
     fn cancel(&self, py: Python<'_>) {
+        if !self.home.is_here() {
+            return;
+        }
         py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
     }
 }

@@ -2,17 +2,33 @@
 
 use std::mem::forget;
 
+/// The process that made something.
+#[derive(Clone, Copy)]
+pub(crate) struct Home(u32);
+
+impl Home {
+    /// This one.
+    pub(crate) fn here() -> Home {
+        Home(std::process::id())
+    }
+
+    /// Whether this is still it, and no child.
+    pub(crate) fn is_here(self) -> bool {
+        self.0 == std::process::id()
+    }
+}
+
 /// Something that lives on threads. A child of `fork` has the memory and none of the threads: what is asked of them
 /// there is never answered, and dropping it would wait for ever, so there it is out of reach and left alone.
 pub(crate) struct Owned<T> {
     /// `None` only while it is dropped.
     value: Option<T>,
-    process: u32,
+    home: Home,
 }
 
 impl<T> Owned<T> {
     pub(crate) fn new(value: T) -> Owned<T> {
-        Owned { value: Some(value), process: std::process::id() }
+        Owned { value: Some(value), home: Home::here() }
     }
 
     /// It, in the process that made it.
@@ -27,7 +43,7 @@ impl<T> Owned<T> {
     }
 
     fn is_here(&self) -> bool {
-        self.process == std::process::id()
+        self.home.is_here()
     }
 }
 

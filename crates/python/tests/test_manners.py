@@ -176,6 +176,36 @@ def test_a_child_of_fork_is_told_and_ends(model: fornax.Model) -> None:
     assert model.generate("Hello", max_tokens=1).tokens
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_made_while_a_part_is_waited_for_ends() -> None:
+    # A thread of the parent is in the middle of waiting at almost any moment, and the child has its locks and not it.
+    script = """
+import asyncio, os, sys, time, warnings
+import fornax
+warnings.simplefilter("ignore")
+model = fornax.open("smollm2", device="cpu", context=512)
+async def main():
+    stream = model.stream("Once", max_tokens=400, ignore_eos=True)
+    await anext(aiter(stream))
+    child = os.fork()
+    if child == 0:
+        stream.close()
+        sys.exit(0)
+    for _ in range(1000):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(child, 9)
+    await asyncio.to_thread(stream.close)
+    print("ended" if ended and os.waitstatus_to_exitcode(status) == 0 else "hangs")
+asyncio.run(main())
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "ended\n"), ran.stderr
+
+
 def test_a_process_ends_whatever_is_under_way() -> None:
     script = """
 import asyncio, fornax

@@ -54,5 +54,7 @@ for worker in workers:
     worker.join()
 if failed:
     sys.exit(failed[0])
+if any(len(one) != turns for one in computed):
+    sys.exit("a conversation ended before its last turn")
 seconds = time.time() - began
 print(json.dumps(dict(seconds=seconds, later=sum(sum(one[1:]) for one in computed), first=[one[0] for one in computed])))

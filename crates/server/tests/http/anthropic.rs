@@ -178,18 +178,17 @@ async fn what_would_change_the_answer_is_refused_by_its_name() {
         assert!(refused.status == 400 && said.starts_with(message), "{more}: {said}");
     };
     let block = |block: Value| json!({"messages": [{"role": "user", "content": [block]}]});
-    check(
-        block(json!({"type": "image", "source": {}})),
-        "messages[0].content[0].type: this model reads no images",
-    )
-    .await;
+    let image =
+        json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}});
+    check(block(image.clone()), "messages[0].content[0].type: this model reads no images").await;
+    check(block(json!({"type": "image", "source": {}})), "messages[0].content[0].source.type: is required")
+        .await;
     check(
         block(json!({"type": "document", "source": {}})),
         "messages[0].content[0].type: this model reads no sound and no files",
     )
     .await;
-    let result =
-        json!({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": {}}]});
+    let result = json!({"type": "tool_result", "tool_use_id": "a", "content": [image]});
     check(block(result), "messages[0].content[0].content[0].type: this model reads no images").await;
     check(
         json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}),

@@ -166,13 +166,14 @@ async fn a_job_of_a_scheduler_is_cancelled_by_its_own_key_alone() {
     his.peek(&mut [0]).await.unwrap();
     let cancel = ask(&world, "POST", "/cancel", BOB, &json!({"job_id": "job-1"})).await;
     assert_eq!(cancel.status, 202);
-    drop(gate);
     let reason = async |stream: &mut TcpStream| {
         let read = client::read(stream).await;
         read.events().pop().unwrap()["stop_reason"].clone()
     };
-    assert_eq!(reason(&mut hers).await, "MAX_TOKENS");
+    // No step is computed until it has ended.
     assert_eq!(reason(&mut his).await, "CANCELLED");
+    drop(gate);
+    assert_eq!(reason(&mut hers).await, "MAX_TOKENS");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -44,16 +44,26 @@ impl AdapterRoots {
     /// The folder that a client means. One outside is refused in the same words whether it is there or not.
     fn find(&self, path: &str) -> Result<PathBuf, Failed> {
         let folder = self.0[0].join(path);
-        let found = folder.canonicalize().ok().filter(|folder| folder.is_dir() && self.holds(folder));
+        let own = |folder: &PathBuf| folder.is_dir() && self.holds(folder) && self.holds_files(folder);
+        let found = folder.canonicalize().ok().filter(own);
         found.ok_or_else(|| Failed {
             code: Code::ModelNotFound,
             message: format!("there is no adapter {path:?} in the folders that the operator allows"),
         })
     }
 
-    /// Whether a folder lies in one of them, with symbolic links followed.
-    fn holds(&self, folder: &Path) -> bool {
-        self.0.iter().any(|root| folder.starts_with(root) && folder != root)
+    /// Whether something lies in one of them, with symbolic links followed.
+    fn holds(&self, path: &Path) -> bool {
+        self.0.iter().any(|root| path.starts_with(root) && path != root)
+    }
+
+    /// Whether its files are files and lie there, too. What is missing is said by whoever opens them.
+    fn holds_files(&self, folder: &Path) -> bool {
+        AdapterFiles::NAMES.iter().all(|name| {
+            let path = folder.join(name);
+            path.symlink_metadata().is_err()
+                || path.canonicalize().is_ok_and(|path| path.is_file() && self.holds(&path))
+        })
     }
 }
 
@@ -71,14 +81,27 @@ mod tests {
             fs::create_dir_all(at(path)).unwrap();
         }
         std::os::unix::fs::symlink(at("secret"), at("one/link")).unwrap();
+        // A file that is elsewhere, in a folder that is not.
+        fs::create_dir_all(at("one/lends")).unwrap();
+        fs::write(at("secret/weights"), "").unwrap();
+        std::os::unix::fs::symlink(at("secret/weights"), at("one/lends").join(AdapterFiles::NAMES[1]))
+            .unwrap();
         let roots = ["one", "two"].map(|root| at(root).canonicalize().unwrap());
         let roots = AdapterRoots(roots.to_vec());
         assert_eq!(roots.find("good").unwrap(), roots.0[0].join("good"));
         assert_eq!(roots.find(at("two/other").to_str().unwrap()).unwrap(), roots.0[1].join("other"));
         let secret = at("secret");
-        for path in
-            ["../secret", "link", secret.to_str().unwrap(), ".", "", "nothing", "../nothing", "good/../.."]
-        {
+        for path in [
+            "../secret",
+            "link",
+            "lends",
+            secret.to_str().unwrap(),
+            ".",
+            "",
+            "nothing",
+            "../nothing",
+            "good/../..",
+        ] {
             let refused = roots.find(path).unwrap_err();
             assert_eq!(refused.code, Code::ModelNotFound);
             assert!(
