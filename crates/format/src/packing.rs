@@ -310,8 +310,10 @@ enum Role {
 impl Quantization {
     /// What `config.json` says; an error names a method or width that is not read.
     pub(crate) fn of(config: &Value) -> Result<Option<Quantization>, Error> {
-        let said = |key: &str| config.get(key).filter(|value| !value.is_null());
-        let Some(found) = said("quantization_config").or_else(|| said("quantization")) else {
+        // Some models that see images say it only beside the numbers of the part that reads text.
+        let places = [Some(config), config.get("text_config")].into_iter().flatten();
+        let said = places.flat_map(|place| ["quantization_config", "quantization"].map(|key| place.get(key)));
+        let Some(found) = said.flatten().find(|value| !value.is_null()) else {
             return Ok(None);
         };
         let text = |key: &str| found.get(key).and_then(Value::as_str).unwrap_or_default();
@@ -1079,6 +1081,20 @@ mod tests {
         for config in [json!({}), json!({"quantization_config": null})] {
             assert_eq!(Quantization::of(&config).unwrap(), None);
         }
+    }
+
+    #[test]
+    fn the_part_that_reads_text_may_say_it() {
+        let (four, eight) = (json!({"quant_method": "gptq", "bits": 4}), json!({"quant_method": "fp8"}));
+        let alone = Quantization::of(&json!({"quantization_config": four})).unwrap();
+        assert!(alone.is_some());
+        let within = json!({"text_config": {"quantization_config": four}});
+        assert_eq!(Quantization::of(&within).unwrap(), alone);
+        let null = json!({"quantization_config": null, "text_config": {"quantization_config": four}});
+        assert_eq!(Quantization::of(&null).unwrap(), alone);
+        // The whole's own comes first.
+        let both = json!({"quantization_config": four, "text_config": {"quantization_config": eight}});
+        assert_eq!(Quantization::of(&both).unwrap(), alone);
     }
 
     /// The matrix of a list of tensors, of which the first holds its values.

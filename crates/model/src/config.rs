@@ -654,7 +654,7 @@ fn temperature(source: &Source<'_>, facts: &Facts, scaling: Scaling) -> Result<O
     const LENGTH: Key = Key { gguf: "attention.temperature_length", hugging_face: "" };
     let Some(rule) = facts.temperature else { return Ok(None) };
     if rule.unrotated {
-        return unrotated_temperature(source, rule);
+        return unrotated_temperature(source, facts, rule);
     }
     let beta = match source {
         Source::Gguf { .. } => source.opt_number(BETA)?.or(rule.gguf_beta),
@@ -687,8 +687,15 @@ fn temperature(source: &Source<'_>, facts: &Facts, scaling: Scaling) -> Result<O
 }
 
 /// The same of models in which layers that do not rotate alone have it. GGUF files do not say it: all have the same.
-fn unrotated_temperature(source: &Source<'_>, rule: TemperatureRule) -> Result<Option<Temperature>, Error> {
+fn unrotated_temperature(
+    source: &Source<'_>,
+    facts: &Facts,
+    rule: TemperatureRule,
+) -> Result<Option<Temperature>, Error> {
     let (beta, length) = (rule.gguf_beta.unwrap_or(0.0), 8192);
+    if layers::has_no_chunks(source, facts)? {
+        return Ok(None);
+    }
     let Source::HuggingFace { json, .. } = source else {
         return Ok(Some(Temperature { beta: beta as f32, length, offset: 1 }));
     };

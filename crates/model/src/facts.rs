@@ -121,6 +121,8 @@ pub struct Facts {
     pub temperature: Option<TemperatureRule>,
     /// Whether a group of experts is as good as its two best ones together: `None` says where scores are no softmax.
     pub groups_by_two: Option<bool>,
+    /// Whether experts are chosen of groups only where config.json names that way to choose (`topk_method`).
+    pub groups_named: bool,
 }
 
 /// How queries grow with their positions, where the file says it.

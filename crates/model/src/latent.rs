@@ -59,6 +59,9 @@ mod key {
     pub(super) const VALUE_BEFORE: Key = key("attention.value_length", "");
 }
 
+/// The most values of a head's key. No model comes near, and a row of a head's matrix has to fit where a thread computes.
+const KEY_MAX: usize = 1 << 14;
+
 impl LatentConfig {
     /// What all layers of such a model have.
     pub(crate) fn read(source: &Source<'_>, facts: &Facts) -> Result<Option<LatentConfig>, crate::Error> {
@@ -72,6 +75,9 @@ impl LatentConfig {
             (Source::HuggingFace { .. }, None) => source.size(key),
         };
         let (key, value) = (or(key::KEY, key::KEY_BEFORE)?, or(key::VALUE, key::VALUE_BEFORE)?);
+        if key > KEY_MAX {
+            return Err(bad(&source.spelling(key::KEY), key, &format!("at most {KEY_MAX}")));
+        }
         let (kept, rows) = match source {
             Source::Gguf { .. } => match key.checked_sub(turned).filter(|kept| *kept > 0) {
                 Some(kept) => (kept, container_rows),

@@ -351,9 +351,28 @@ fn rotates(source: &Source<'_>, facts: &Facts, windows: &[Option<u32>]) -> Resul
         RotaryRule::Configured => return Ok(vec![is_rotary(source)?; layers]),
         RotaryRule::AllButEvery(n) => u64::from(n),
     };
+    if has_no_chunks(source, facts)? {
+        return Ok(vec![true; layers]);
+    }
+    all_but_every(source, layers, n)
+}
+
+/// Whether a GGUF file says that it has no chunks, though its architecture has. Then all layers rotate, and no queries grow.
+pub(crate) fn has_no_chunks(source: &Source<'_>, facts: &Facts) -> Result<bool, Error> {
+    match source {
+        Source::Gguf { metadata, .. } if facts.chunks => {
+            Ok(metadata.opt_u32(&source.spelling(key::WINDOW))? == Some(0))
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Which layers rotate where all but every `n`-th do, unless config.json says otherwise.
+fn all_but_every(source: &Source<'_>, layers: usize, n: u64) -> Result<Vec<bool>, Error> {
     let all_but_every = |n: u64| (1..=layers as u64).map(|layer| !layer.is_multiple_of(n)).collect();
     let Source::HuggingFace { json, .. } = source else { return Ok(all_but_every(n)) };
-    if let Some(listed) = json.opt_u64s("no_rope_layers")? {
+    // An empty list is none.
+    if let Some(listed) = json.opt_u64s("no_rope_layers")?.filter(|listed| !listed.is_empty()) {
         // One stands for a layer that rotates, whatever the key's name says.
         if listed.len() != layers {
             let wanted = format!("one for each of the {layers} layers");
@@ -835,10 +854,19 @@ fn groups(
 ) -> Result<Option<Groups>, Error> {
     let Some(count) = source.opt_size(key::GROUPS)?.filter(|count| *count > 1) else { return Ok(None) };
     let of_groups = source.opt_size(key::GROUPS_CHOSEN)?.unwrap_or(count);
-    if let Source::HuggingFace { json, .. } = source
-        && json.opt_str("topk_method")? == Some("greedy")
-    {
-        return Ok(None);
+    if let Source::HuggingFace { json, .. } = source {
+        const GROUPED: &str = "group_limited_greedy";
+        match json.opt_str("topk_method")? {
+            Some("greedy") => return Ok(None),
+            None if facts.groups_named => return Ok(None),
+            Some(other) if facts.groups_named && other != GROUPED => {
+                return Err(Error::Unsupported {
+                    what: format!("topk_method {other:?}"),
+                    supported: format!("greedy, {GROUPED}"),
+                });
+            }
+            _ => {}
+        }
     }
     // Groups were ranked by their best expert as long as scores were a softmax.
     let by_two = facts.groups_by_two.unwrap_or(scores != Scores::Softmax);
@@ -939,6 +967,14 @@ pub(crate) fn windows(source: &Source<'_>, facts: &Facts) -> Result<Vec<Option<u
             let window = source.positions(key::WINDOW)?;
             if let Some(types) = layer_types(json, layers)? {
                 return some(window, types);
+            }
+            if let (true, RotaryRule::AllButEvery(n)) = (facts.chunks, facts.rotary) {
+                // Layers that rotate have chunks.
+                let kind = |rotates| if rotates { LayerType::Sliding } else { LayerType::Full };
+                return some(
+                    window,
+                    all_but_every(source, layers, u64::from(n))?.into_iter().map(kind).collect(),
+                );
             }
             let n = json
                 .opt_u64(source.own(key::WINDOW_PATTERN))?

@@ -378,7 +378,8 @@ fn channel_scan(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<Cha
             let eps = source.opt_number(key::STEP_EPS)?;
             let plain = eps.map(|eps| StepNorms::Plain { eps: Some(eps as f32) });
             let conv_bias = json.opt_bool(facts.own("mamba_conv_bias"))?.unwrap_or(true);
-            (expand.saturating_mul(hidden), rank, conv_bias, plain)
+            let inner = source.opt_size(key::SCAN_INNER)?.unwrap_or(expand.saturating_mul(hidden));
+            (inner, rank, conv_bias, plain)
         }
     };
     Ok(ChannelScanConfig {

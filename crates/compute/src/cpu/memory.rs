@@ -10,12 +10,12 @@ use fornax_format::{DType, View};
 use super::disjoint::Disjoint;
 use super::pool::Pool;
 use super::quant::{self, Format, GROUP, Simd};
-use super::{ACTIVATION_SCRATCH_BYTES, COLUMNS_MAX, CpuOptions, NAME, THREAD_SCRATCH_VALUES, step};
+use super::{ACTIVATION_SCRATCH_BYTES, COLUMNS_MAX, CpuOptions, NAME, THREAD_SCRATCH_VALUES, latent, step};
 use crate::landing::{Content, land};
 use crate::operands::Operand;
 use crate::{
-    Error, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Need, PAGE_TOKENS, PageCopy, PageId, Part, Purpose,
-    Sizes, Usage, WeightPlace,
+    Error, KvDType, KvGroup, KvKind, KvLayer, KvSpec, LatentHeads, Need, PAGE_TOKENS, PageCopy, PageId, Part,
+    Purpose, Sizes, Usage, WeightPlace,
 };
 
 /// A cache line, and enough for any vector load.
@@ -785,7 +785,13 @@ impl Sizes for CpuSizes {
         // Values of a state are f32.
         let keeps = |kind: KvKind| match kind {
             KvKind::State { bytes, .. } => bytes.is_multiple_of(size_of::<f32>()),
-            KvKind::Latent { .. } => true,
+            // How much of the row is latent is not known here, so it is all of it.
+            KvKind::Latent { width } => {
+                width <= THREAD_SCRATCH_VALUES && {
+                    let heads = LatentHeads { query: 1, latent: width, turned: 0 };
+                    latent::scratch_values(heads, 1) <= THREAD_SCRATCH_VALUES
+                }
+            }
             KvKind::Pairs { .. } => kind.heads().is_some(),
         };
         match spec.groups.iter().find(|group| !keeps(group.kind)) {
@@ -930,6 +936,25 @@ mod tests {
         let mut wanted = vec![1.5, -2.5];
         wanted.extend([3.0; 32]);
         assert_eq!(cpu.read(&cpu.upload_vector(&parts).unwrap(), 0, 1).unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_latent_row_that_no_thread_has_room_for_is_refused_by_the_plan_too() {
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        let counting = Counting::new(cpu.sizes().clone());
+        let spec = |width| {
+            let group = KvGroup { layers: 1, kind: KvKind::Latent { width }, window: None, pages: 1 };
+            KvSpec { groups: vec![group], dtype: KvDType::F32 }
+        };
+        // DeepSeek's, and the widest one.
+        for width in [576, 4096] {
+            assert!(cpu.alloc_kv(&spec(width)).is_ok() && counting.alloc_kv(&spec(width)).is_ok());
+        }
+        for width in [4097, 1 << 20, usize::MAX] {
+            let message = format!("a cache of one latent row of {width} a token is not available on cpu");
+            assert_eq!(cpu.alloc_kv(&spec(width)).unwrap_err().to_string(), message);
+            assert_eq!(counting.alloc_kv(&spec(width)).unwrap_err().to_string(), message);
+        }
     }
 
     #[test]

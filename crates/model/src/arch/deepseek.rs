@@ -25,6 +25,12 @@ pub(crate) const DEEPSEEK_V3: Facts = Facts {
         "Kimi_K25ForConditionalGeneration",
     ],
     keys: &[("num_local_experts", "n_routed_experts")],
+    defaults: &[
+        ("n_group", 8.0),
+        ("topk_group", 4.0),
+        ("routed_scaling_factor", 2.5),
+        ("first_k_dense_replace", 3.0),
+    ],
     beginnings: WHOLE,
     not_text: SEES,
     names: &[ENDS, PRE_NORMS, LATENT, MLP, QWEN_EXPERTS, CORRECTION, SHARED],
@@ -46,6 +52,7 @@ pub(crate) const DEEPSEEK_V2: Facts = Facts {
     gguf: None,
     model_types: &["deepseek_v2"],
     classes: &["DeepseekV2ForCausalLM"],
+    defaults: &[("n_shared_experts", 2.0)],
     beginnings: &[],
     not_text: &[],
     names: &[ENDS, PRE_NORMS, LATENT, MLP, QWEN_EXPERTS, SHARED],
@@ -53,6 +60,7 @@ pub(crate) const DEEPSEEK_V2: Facts = Facts {
     experts: Some(ShareRule::Configured { gguf: Shares::OfAll, hugging_face: Shares::OfAll }),
     scores: Scores::Softmax,
     floor: Floor::None,
+    groups_named: true,
     ..DEEPSEEK_V3
 };
 
@@ -62,7 +70,7 @@ pub(crate) const GLM4_MOE_LITE: Facts = Facts {
     gguf: None,
     model_types: &["glm4_moe_lite"],
     classes: &["Glm4MoeLiteForCausalLM"],
-    defaults: &[("first_k_dense_replace", 1.0)],
+    defaults: &[("first_k_dense_replace", 1.0), ("routed_scaling_factor", 1.8)],
     beginnings: &[],
     not_text: &[],
     temperature: None,
@@ -75,6 +83,7 @@ pub(crate) const MISTRAL4: Facts = Facts {
     gguf: Some("mistral4"),
     model_types: &["mistral4"],
     classes: &["Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"],
+    defaults: &[],
     names: &[ENDS, PRE_NORMS, LATENT, MLP, EXPERTS, SHARED],
     temperature: Some(TemperatureRule { gguf_beta: Some(0.1), unrotated: false }),
     scores: Scores::Softmax,
@@ -88,6 +97,7 @@ pub(crate) const YOUTU: Facts = Facts {
     model_types: &["youtu"],
     classes: &["YoutuForCausalLM"],
     keys: &[],
+    defaults: &[],
     beginnings: &[],
     not_text: &[],
     names: &[ENDS, PRE_NORMS, LATENT, MLP],

@@ -32,6 +32,8 @@ pub(crate) const MAMBA: Facts = Facts {
         ("mamba_d_state", "state_size"),
         ("mamba_d_conv", "conv_kernel"),
         ("mamba_expand", "expand"),
+        // Published files of Falcon Mamba have both, and this one is right.
+        ("mamba_d_ssm", "intermediate_size"),
         ("mamba_dt_rank", "time_step_rank"),
         ("mamba_conv_bias", "use_conv_bias"),
         ("mamba_proj_bias", "use_bias"),

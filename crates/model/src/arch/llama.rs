@@ -60,6 +60,7 @@ pub(crate) const LLAMA: Facts = Facts {
     latent: false,
     temperature: None,
     groups_by_two: None,
+    groups_named: false,
 };
 
 /// In GGUF a Mistral says that it is a llama.

@@ -20,7 +20,7 @@ pub(crate) const LLAMA4: Facts = Facts {
         ("decoder_sparse_step", "interleave_moe_layer_step"),
         ("sliding_window", "attention_chunk_size"),
     ],
-    defaults: &[("n_shared_experts", 1.0)],
+    defaults: &[("n_shared_experts", 1.0), ("sliding_window", 8192.0)],
     beginnings: &[("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")],
     not_text: &["vision_model.", "multi_modal_projector."],
     names: &[ENDS, PRE_NORMS, ATTENTION, FEED_FORWARD],

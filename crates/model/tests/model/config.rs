@@ -1,7 +1,7 @@
 //! What is read from checkpoints whose numbers `make.py` chose.
 
 use fornax_compute::{Heads, KvKind, KvLayer};
-use fornax_model::{Config, FeedForward, LayerConfig, Scaling};
+use fornax_model::{Config, FeedForward, LayerConfig, Rotary, Scaling};
 
 use crate::fixture::{ALL, Container, Number, add_key, open, open_gguf, open_hugging_face};
 
@@ -24,6 +24,7 @@ fn both_containers_of_a_model_say_the_same() {
         "minimax-m2",
         "gemma4",
         "gemma4-e",
+        "llama4-full",
     ] {
         let mut gguf = Config::read(&open(case, Container::Gguf)).unwrap();
         let hugging_face = Config::read(&open(case, Container::HuggingFace)).unwrap();
@@ -43,6 +44,41 @@ fn both_containers_of_a_model_say_the_same() {
         }
         assert_eq!(gguf, hugging_face, "{case}");
     }
+}
+
+#[test]
+fn what_config_json_leaves_out_is_what_transformers_means() {
+    let read = |case, change: &dyn Fn(&mut serde_json::Value)| {
+        Config::read(&open_hugging_face(case, change, |_| {})).unwrap()
+    };
+    let without = |case, keys: &[&str]| {
+        read(case, &|json| keys.iter().for_each(|key| drop(json.as_object_mut().unwrap().remove(*key))))
+    };
+    let scale = |config: &Config| config.mixture().unwrap().routing.scale;
+    assert_eq!(scale(&without("glm4-moe-lite", &["routed_scaling_factor"])), 1.8);
+    assert_eq!(scale(&without("mistral4", &["routed_scaling_factor"])), 1.0);
+    let config = without("glm4-moe-lite", &["n_group", "topk_group"]);
+    assert_eq!(config.mixture().unwrap().routing.groups, None);
+
+    // Chunks are in the layers that rotate.
+    let chunks = |config: &Config| {
+        let layers = config.layers.iter().map(|layer| layer.attention().unwrap());
+        layers.map(|layer| (layer.chunk, layer.rotary != Rotary::None)).collect::<Vec<_>>()
+    };
+    let (full, chunked) = ((None, false), |size| (Some(size), true));
+    let config = without("llama4", &["layer_types", "no_rope_layers", "attention_chunk_size"]);
+    assert_eq!(chunks(&config), [chunked(8192), chunked(8192), chunked(8192), full]);
+    let config = read("llama4", &|json| {
+        json.as_object_mut().unwrap().remove("layer_types");
+        json["no_rope_layers"] = serde_json::json!([]);
+        json["no_rope_layer_interval"] = 2.into();
+    });
+    assert_eq!(chunks(&config), [chunked(20), full, chunked(20), full]);
+    let config = read("llama4", &|json| {
+        json.as_object_mut().unwrap().remove("layer_types");
+        json["no_rope_layers"] = serde_json::json!([0, 1, 1, 0]);
+    });
+    assert_eq!(chunks(&config), [full, chunked(20), chunked(20), full]);
 }
 
 #[test]

@@ -136,6 +136,7 @@ fn every_fact_of_an_architecture_matters() {
         latent,
         temperature,
         groups_by_two,
+        groups_named,
     });
     // A label; what finds the row, which the table's own tests flip; two with tests of their own below; those of encoders
     // beside; what matters where images are read (`images.rs`).
@@ -213,6 +214,23 @@ fn every_fact_of_an_architecture_matters() {
             ("temperature", "ministral3", HuggingFace, Numbers, |facts| facts.temperature = None),
             ("groups_by_two", "deepseek-v2", HuggingFace, Numbers, |facts| facts.groups_by_two = Some(true)),
             ("groups_by_two", "deepseek-v3", Gguf, Numbers, |facts| facts.groups_by_two = Some(false)),
+            ("groups_named", "deepseek-v2-unnamed", HuggingFace, Numbers, |facts| facts.groups_named = false),
+            ("defaults", "deepseek-v2-unnamed", HuggingFace, Refusal, |facts| facts.defaults = &[]),
+            ("defaults", "deepseek-v3-unsaid", HuggingFace, Numbers, |facts| {
+                facts.defaults = &[("first_k_dense_replace", 3.0), ("routed_scaling_factor", 2.5)]
+            }),
+            ("defaults", "deepseek-v3-unsaid", HuggingFace, Refusal, |facts| {
+                facts.defaults = &[("n_group", 8.0), ("topk_group", 4.0), ("routed_scaling_factor", 2.5)]
+            }),
+            ("keys", "falcon-mamba-inner", HuggingFace, Refusal, |facts| {
+                facts.keys = &[
+                    ("mamba_d_state", "state_size"),
+                    ("mamba_d_conv", "conv_kernel"),
+                    ("mamba_expand", "expand"),
+                    ("rms_norm_eps", "layer_norm_epsilon"),
+                ]
+            }),
+            ("rotary", "llama4-full", Gguf, Numbers, |facts| facts.rotary = RotaryRule::Never),
             ("attention_scale", "deepseek-v3", Gguf, Numbers, |facts| {
                 facts.attention_scale = AttentionScale::HeadSize
             }),

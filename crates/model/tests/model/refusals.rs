@@ -366,6 +366,12 @@ fn what_is_not_computed_is_refused_and_not_ignored() {
         json!({"quantization_config": {"quant_method": "mxfp4"}}),
         "method \"mxfp4\" is not supported",
     );
+    with(
+        "deepseek-v2",
+        json!({"topk_method": "noaux_tc"}),
+        "topk_method \"noaux_tc\" is not supported; supported: greedy, group_limited_greedy",
+    );
+    with("youtu", json!({"qk_nope_head_dim": 16385}), "at most 16384");
     with("llama", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported");
     let dynamic = json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}});
     with(
