@@ -7,9 +7,9 @@ use fornax_image::{Picture, Size};
 
 /// Kilobytes of addresses that the process has had at most.
 fn peak() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
+    let status = std::fs::read_to_string("/proc/self/status").expect("what Linux says of a process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).expect("its peak");
+    line.trim().trim_end_matches(" kB").parse().expect("kilobytes")
 }
 
 /// Bits from the lowest up, as deflate writes them.
@@ -22,10 +22,10 @@ struct Bits {
 impl Bits {
     fn put(&mut self, bits: &str) {
         for bit in bits.bytes() {
-            if self.count % 8 == 0 {
+            if self.count.is_multiple_of(8) {
                 self.bytes.push(0);
             }
-            *self.bytes.last_mut().unwrap() |= (bit - b'0') << (self.count % 8);
+            *self.bytes.last_mut().expect("a byte that is not full") |= (bit - b'0') << (self.count % 8);
             self.count += 1;
         }
     }
@@ -46,7 +46,7 @@ fn zeros(times: u32) -> Vec<u8> {
     let mut bytes = bits.bytes;
     // Adler-32 of zeros: their number and one.
     let count = (1 + u64::from(times) * 258) % 65521;
-    bytes.extend([u16::try_from(count).unwrap().to_be_bytes(), [0, 1]].concat());
+    bytes.extend([u16::try_from(count).expect("a remainder").to_be_bytes(), [0, 1]].concat());
     bytes
 }
 
@@ -59,7 +59,8 @@ fn chunk(name: &[u8; 4], data: &[u8]) -> Vec<u8> {
         }
         crc
     });
-    [&u32::try_from(data.len()).unwrap().to_be_bytes()[..], &named, &crc.to_be_bytes()].concat()
+    [&u32::try_from(data.len()).expect("a few megabytes").to_be_bytes()[..], &named, &crc.to_be_bytes()]
+        .concat()
 }
 
 /// A white pixel with a profile of one zero and so many times 258.
