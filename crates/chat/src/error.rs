@@ -31,6 +31,9 @@ pub enum Error {
     /// A picture was not seen, through no fault of its own.
     #[error(transparent)]
     Unseen(#[from] Unseen),
+    /// The engine would not take it.
+    #[error(transparent)]
+    Refused(#[from] fornax_engine::Refusal),
     /// The text side failed.
     #[error(transparent)]
     Text(#[from] fornax_text::Error),

@@ -7,7 +7,7 @@ use fornax_form::{Form, FormError};
 use fornax_text::{Chat, ChatPrompt, ChatTemplate, Dialect, Reader, Special, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::sight::{self, Shown, Sight};
+use crate::sight::{self, Bounds, Shown, Sight};
 use crate::{Content, Conversation, Error, Fault, Place, Reading, Role, Thinking, Tools, thinking};
 
 /// What some templates want otherwise; each says whether there was anything to change.
@@ -42,6 +42,8 @@ pub struct Model<'a> {
     pub asks_anew: bool,
     /// What looks at pictures for it, or why it reads none.
     pub sight: Result<&'a dyn Sight, &'static str>,
+    /// How far a prompt with pictures is written.
+    pub bounds: Bounds<'a>,
 }
 
 /// Why a question is refused whose answer would be asked for anew in its middle.
@@ -195,7 +197,7 @@ impl Settled<'_> {
         let tokens = self.model.tokenizer.encode_chat(prompt)?;
         let images = self.question.conversation.images();
         match self.model.sight {
-            Ok(sight) if !images.is_empty() => sight::make_room(&tokens, &images, sight),
+            Ok(sight) if !images.is_empty() => sight::make_room(&tokens, &images, sight, self.model.bounds),
             _ => Ok((tokens, Vec::new())),
         }
     }

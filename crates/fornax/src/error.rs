@@ -274,6 +274,7 @@ impl From<fornax_chat::Error> for Error {
             Fault::Form(error) | Fault::Said { error, .. } => Error::Form(error),
             Fault::Unseen(fornax_chat::Unseen::GivenUp) => Error::Cancelled,
             Fault::Unseen(unseen) => Error::Unseen { reason: unseen.to_string() },
+            Fault::Refused(refusal) => Error::Refused(refusal),
             Fault::Text(error) => Error::Text(error),
         }
     }

@@ -428,7 +428,7 @@ impl Fornax {
         // Last: everything else is known to be right, and the prompt to fit.
         let pieces = match &text.sight() {
             Ok(sight) if looks => {
-                shown.iter().map(|shown| shown.look(&**sight, &|| true)).collect::<Result<_, _>>()?
+                shown.iter().map(|shown| shown.look(&**sight, None, &|| true)).collect::<Result<_, _>>()?
             }
             _ => Vec::new(),
         };

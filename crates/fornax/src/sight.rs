@@ -141,6 +141,7 @@ pub(crate) struct Eyes {
 /// A picture on its way to the tower.
 struct Job {
     hash: ContentHash,
+    owner: Option<Arc<str>>,
     patches: Patches,
     /// Nobody waits for it any more.
     left: Arc<AtomicBool>,
@@ -216,9 +217,9 @@ impl Sight for Eyes {
         Ok(self.processor.grid(size).map_err(wrong)?.tokens())
     }
 
-    fn look(&self, image: &Image, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen> {
+    fn look(&self, image: &Image, owner: Option<&str>, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen> {
         let hash = hash(image);
-        if let Some(seen) = kept(&self.kept).find(hash) {
+        if let Some(seen) = kept(&self.kept).find(owner, hash) {
             return Ok(seen);
         }
         let picture = Picture::decode(&image.bytes).map_err(wrong)?;
@@ -230,7 +231,8 @@ impl Sight for Eyes {
         let ended = || Unseen::Failed("the thread that computes images has ended".to_owned());
         let left = Arc::new(AtomicBool::new(false));
         let (reply, answer) = mpsc::channel();
-        let job = Job { hash, patches, left: Arc::clone(&left), reply };
+        let owner = owner.map(Arc::from);
+        let job = Job { hash, owner, patches, left: Arc::clone(&left), reply };
         self.jobs.as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or_else(ended)?;
         loop {
             match answer.recv_timeout(LOOK_UP) {
@@ -258,12 +260,12 @@ impl Drop for Eyes {
 
 /// Looks at pictures one after the other, until nobody can ask any more.
 fn look_at_all(cpu: &Cpu, mut tower: Tower<Cpu>, asked: &Receiver<Job>, all: &Mutex<Kept>) {
-    while let Ok(Job { hash, patches, left, reply }) = asked.recv() {
+    while let Ok(Job { hash, owner, patches, left, reply }) = asked.recv() {
         if left.load(Ordering::Relaxed) {
             continue;
         }
-        // Somebody else may have asked for it meanwhile.
-        if let Some(seen) = kept(all).find(hash) {
+        // It may have been asked for twice.
+        if let Some(seen) = kept(all).find(owner.as_deref(), hash) {
             drop(reply.send(Ok(seen)));
             continue;
         }
@@ -274,7 +276,7 @@ fn look_at_all(cpu: &Cpu, mut tower: Tower<Cpu>, asked: &Receiver<Job>, all: &Mu
             Ok(Some(rows)) => {
                 let (columns, offsets) = (tower.config().columns(), patches.grid.offsets());
                 let seen = Seen { hash, columns, rows: rows.into(), offsets };
-                kept(all).keep(&seen);
+                kept(all).keep(owner, &seen);
                 Ok(seen)
             }
             Ok(None) => Err(Unseen::GivenUp),
@@ -313,26 +315,33 @@ fn kept(all: &Mutex<Kept>) -> std::sync::MutexGuard<'_, Kept> {
 /// Pictures that were seen, the last one used at the end. There are some thousands at most.
 #[derive(Default)]
 struct Kept {
-    seen: Vec<Seen>,
+    seen: Vec<Own>,
     bytes: usize,
 }
 
+/// A picture, and for whom it was seen: how soon an answer begins must not tell others that it was sent.
+struct Own {
+    owner: Option<Arc<str>>,
+    seen: Seen,
+}
+
 impl Kept {
-    fn find(&mut self, hash: ContentHash) -> Option<Seen> {
-        let at = self.seen.iter().position(|seen| seen.hash == hash)?;
+    fn find(&mut self, owner: Option<&str>, hash: ContentHash) -> Option<Seen> {
+        let own = |own: &Own| own.seen.hash == hash && own.owner.as_deref() == owner;
+        let at = self.seen.iter().position(own)?;
         self.seen[at..].rotate_left(1);
-        self.seen.last().cloned()
+        self.seen.last().map(|own| own.seen.clone())
     }
 
-    fn keep(&mut self, seen: &Seen) {
+    fn keep(&mut self, owner: Option<Arc<str>>, seen: &Seen) {
         let bytes = |seen: &Seen| size_of_val(&*seen.rows);
         if bytes(seen) > KEPT_BYTES {
             return;
         }
         self.bytes += bytes(seen);
-        self.seen.push(seen.clone());
+        self.seen.push(Own { owner, seen: seen.clone() });
         while self.bytes > KEPT_BYTES {
-            self.bytes -= bytes(&self.seen.remove(0));
+            self.bytes -= bytes(&self.seen.remove(0).seen);
         }
     }
 }
@@ -543,11 +552,28 @@ mod tests {
             offsets: Vec::new(),
         };
         let mut kept = Kept::default();
-        (0..4).for_each(|name| kept.keep(&quarter(name)));
-        assert!(kept.find(ContentHash([0; 16])).is_some());
-        kept.keep(&quarter(4));
-        let there = |kept: &mut Kept, name| kept.find(ContentHash([name; 16])).is_some();
+        (0..4).for_each(|name| kept.keep(None, &quarter(name)));
+        assert!(kept.find(None, ContentHash([0; 16])).is_some());
+        kept.keep(None, &quarter(4));
+        let there = |kept: &mut Kept, name| kept.find(None, ContentHash([name; 16])).is_some();
         assert!(!there(&mut kept, 1) && there(&mut kept, 0) && there(&mut kept, 2) && there(&mut kept, 4));
         assert!(kept.bytes <= KEPT_BYTES);
+    }
+
+    #[test]
+    fn a_picture_that_was_kept_for_one_owner_is_found_by_no_other() {
+        let seen = |rows: usize| Seen {
+            hash: ContentHash([7; 16]),
+            columns: 1,
+            rows: vec![0.0; rows].into(),
+            offsets: Vec::new(),
+        };
+        let mut kept = Kept::default();
+        kept.keep(Some("ann".into()), &seen(1));
+        let mut found = |owner| kept.find(owner, ContentHash([7; 16])).map(|seen| seen.rows.len());
+        assert_eq!((found(Some("ann")), found(Some("bob")), found(None)), (Some(1), None, None));
+        kept.keep(Some("bob".into()), &seen(2));
+        let mut found = |owner| kept.find(owner, ContentHash([7; 16])).map(|seen| seen.rows.len());
+        assert_eq!((found(Some("ann")), found(Some("bob")), found(None)), (Some(1), Some(2), None));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fornax_chat::{Model, READS_NO_IMAGES, Sight};
+use fornax_chat::{Bounds, Model, READS_NO_IMAGES, Sight};
 use fornax_format::Checkpoint;
 use fornax_text::{ChatTemplate, Special, Tokenizer};
 
@@ -108,7 +108,9 @@ impl Text {
     pub(crate) fn model(&self) -> Result<Model<'_>, Error> {
         let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
         let sight = self.sight.as_deref().map_err(|reason| *reason);
-        Ok(Model { tokenizer, template: self.template(), asks_anew: self.asks_anew, sight })
+        // Whoever asks knows the context, and says what is too long with what else would fit.
+        let bounds = Bounds::NONE;
+        Ok(Model { tokenizer, template: self.template(), asks_anew: self.asks_anew, sight, bounds })
     }
 
     /// Refuses an empty prompt and ids that the model does not have.

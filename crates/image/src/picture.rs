@@ -19,6 +19,10 @@ pub const PIXELS_MAX: u64 = 50_000_000;
 /// Pixels on a side.
 pub const SIDE_MAX: u32 = 32_768;
 
+/// Bytes that may be made of what stands in a file beside its pixels: a colour profile may be written so that a megabyte
+/// becomes a gigabyte.
+const ASIDE_MAX: u64 = BYTES_MAX as u64;
+
 /// What is decoded.
 pub(crate) const KINDS: &str = "JPEG, PNG, WebP or GIF";
 
@@ -114,7 +118,7 @@ fn open(bytes: &[u8]) -> Result<Opened<'_>, Error> {
     let reader = || Cursor::new(bytes);
     let decoder: ImageResult<Box<dyn ImageDecoder + '_>> = match kind {
         ImageFormat::Jpeg => JpegDecoder::new(reader()).map(|decoder| Box::new(decoder) as _),
-        ImageFormat::Png => PngDecoder::new(reader()).map(|decoder| Box::new(decoder) as _),
+        ImageFormat::Png => PngDecoder::with_limits(reader(), aside()).map(|decoder| Box::new(decoder) as _),
         ImageFormat::WebP => WebPDecoder::new(reader()).map(|decoder| Box::new(decoder) as _),
         _ => GifDecoder::new(reader()).map(|decoder| Box::new(decoder) as _),
     };
@@ -129,7 +133,10 @@ fn open(bytes: &[u8]) -> Result<Opened<'_>, Error> {
     }
     decoder.set_limits(limits()).map_err(damaged)?;
     // What stands in the file beside the pixels may be damaged without harm to them.
-    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let orientation = match kind {
+        ImageFormat::WebP if !chunks_are_whole(bytes) => Orientation::NoTransforms,
+        _ => decoder.orientation().unwrap_or(Orientation::NoTransforms),
+    };
     let turned = matches!(
         orientation,
         Orientation::Rotate90
@@ -139,6 +146,28 @@ fn open(bytes: &[u8]) -> Result<Opened<'_>, Error> {
     );
     let size = if turned { Size { width: height, height: width } } else { size };
     Ok(Opened { decoder, orientation, size })
+}
+
+/// What a decoder may allocate while it reads the header; how large the picture may be is judged with its size.
+fn aside() -> Limits {
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(ASIDE_MAX);
+    limits
+}
+
+/// Whether no chunk of a WebP file claims to reach behind its end. For one that does, the decoder would ask for as much
+/// memory as it claims: up to 4 GiB.
+fn chunks_are_whole(bytes: &[u8]) -> bool {
+    let mut rest = bytes.get(12..).unwrap_or_default();
+    while let Some((header, behind)) = rest.split_at_checked(8) {
+        let size = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+        if size > behind.len() {
+            return false;
+        }
+        // A byte is filled in behind an odd number of them.
+        rest = behind.get(size + size % 2..).unwrap_or_default();
+    }
+    true
 }
 
 /// What a decoder may allocate: pixels of sixteen bits in four channels, twice.

@@ -1,7 +1,7 @@
 //! A chat, whichever API asks for it.
 
 use fornax_chat::{
-    Ask, Choice, Definition, Error, Model, Place, Prepared, Question, ToolField, Tools, Unseen,
+    Ask, Bounds, Choice, Definition, Error, Model, Place, Prepared, Question, ToolField, Tools, Unseen,
 };
 
 use super::{
@@ -91,6 +91,7 @@ impl Names {
             Error::Said { field, error } => ApiError::form(field, &error),
             Error::Unseen(Unseen::Failed(_)) => ApiError::new(Code::Internal, error.to_string()),
             Error::Unseen(_) => ApiError::new(Code::ExecutionTimeout, error.to_string()),
+            Error::Refused(refusal) => refusal.into(),
             Error::Text(error) => error.into(),
         }
     }
@@ -100,33 +101,42 @@ impl ChatAsk<'_> {
     /// The question for the engine. Renders, encodes and compiles: not for an async thread.
     pub(crate) fn ask(self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
         let compile = |form: &_| served.compile(form);
+        let context = served.engine.capacity().context;
+        let bounds = Bounds {
+            // Whoever counts wants to know by how much it is too long.
+            context: if self.counts { usize::MAX } else { context },
+            go_on: &|| served.check().is_ok(),
+        };
         let model = Model {
             tokenizer: &served.tokenizer,
             template: (*served.template).as_ref(),
             asks_anew: served.asks_anew,
             sight: served.sight.as_deref().map_err(|reason| *reason),
+            bounds,
         };
         let wrong = |error| self.names.error(error, served);
         self.question.check(model).map_err(wrong)?;
         check_length(served, self.question.conversation.bytes())?;
         let Prepared { prompt, shown, form, reading } =
             self.question.prepare(model, &compile).map_err(wrong)?;
-        // The engine would say so only when the pictures have been looked at.
-        let context = served.engine.capacity().context;
-        let pieces = match model.sight {
-            Ok(sight) if !self.counts && !shown.is_empty() && prompt.len() <= context => served
-                .look(|go_on| shown.iter().map(|shown| shown.look(sight, go_on).map_err(wrong)).collect())?,
-            _ => Vec::new(),
-        };
         let wanted = Wanted {
             prompt,
-            pieces,
             max_tokens: self.max_tokens,
             form,
             top_logprobs: self.top_logprobs,
             starts_text: true,
             reading: Some(reading),
         };
-        self.params.ask(served, wanted)
+        // Before the turn of preparing is over: looking at pictures ends it, and forms are compiled within one.
+        let mut ask = self.params.ask(served, wanted)?;
+        if let Ok(sight) = model.sight
+            && !self.counts
+            && !shown.is_empty()
+        {
+            ask.request.pieces = served.look(|owner, go_on| {
+                shown.iter().map(|shown| shown.look(sight, owner, go_on).map_err(wrong)).collect()
+            })?;
+        }
+        Ok(ask)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fornax_chat::{Ask, Reading};
 use fornax_compute::{Mirostat, Sampling};
-use fornax_engine::{Piece, Request};
+use fornax_engine::Request;
 use fornax_form::Form;
 use fornax_text::{Special, StopStrings, Tokenizer};
 use serde::Deserialize;
@@ -325,8 +325,6 @@ struct JsonSchema {
 /// What of a request is not in [`Params`].
 pub(crate) struct Wanted {
     pub(crate) prompt: Vec<u32>,
-    /// What is read in place of some of its tokens.
-    pub(crate) pieces: Vec<Piece>,
     pub(crate) max_tokens: Option<usize>,
     /// What the answer must look like, and the field that says so.
     pub(crate) form: Option<(&'static str, Form)>,
@@ -360,7 +358,6 @@ impl Params {
             return Err(ApiError::fault(Fault::rule("min_tokens", "is more than max_tokens")));
         }
         let request = Request {
-            pieces: wanted.pieces,
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             grammar,
             prompt_logprobs: self.prompt_logprobs,

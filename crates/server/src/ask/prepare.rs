@@ -95,8 +95,9 @@ pub(crate) async fn on_a_thread<T: Send + 'static>(
     work: impl FnOnce(&Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let (served, owner, looking) = (Arc::clone(served), tenant.clone(), Arc::clone(&app.looking));
+    let shares_pictures = app.options.shared_prefixes;
     blocking(app, tenant, move |patience| {
-        work(&Preparing { served: &served, owner, patience, looking: &looking })
+        work(&Preparing { served: &served, owner, patience, looking: &looking, shares_pictures })
     })
     .await
 }
@@ -157,6 +158,8 @@ pub(crate) struct Preparing<'a> {
     patience: &'a Patience,
     /// Turns of looking at pictures.
     looking: &'a Arc<Shares>,
+    /// What was seen for one owner is found by all, as prefixes are.
+    shares_pictures: bool,
 }
 
 impl Deref for Preparing<'_> {
@@ -174,17 +177,19 @@ impl Preparing<'_> {
     }
 
     /// Looks at pictures, as long as anybody wants it. The turn of preparing is over: what follows takes long, and is done
-    /// for as few at once as decoded pictures have room. Turns of it are shared among tenants, too.
+    /// for as few at once as decoded pictures have room. Turns of it are shared among tenants, too. The work is told by
+    /// whom it is found again.
     pub(crate) fn look<T>(
         &self,
-        work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, ApiError>,
+        work: impl FnOnce(Option<&str>, &dyn Fn() -> bool) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         self.patience.end_turn();
         let time = &self.patience.time;
         let take = tokio::time::timeout_at(time.until.into(), self.looking.take(&self.owner, 1));
         let _turn = Handle::current().block_on(take).map_err(|_| time.late())?;
         self.check()?;
-        let made = work(&|| !self.patience.is_over());
+        let owner = self.owner.as_deref().filter(|_| !self.shares_pictures);
+        let made = work(owner, &|| !self.patience.is_over());
         // What was given up says how long it took.
         self.check()?;
         made

@@ -249,15 +249,7 @@ impl LlamaFields {
             Prepared { asks: Vec::new(), tellers: Tellers(Vec::new()), streamed: self.stream == Some(true) };
         for (index, (prompt, shown)) in prompts.into_iter().zip(shown).enumerate() {
             let form = form.clone();
-            let wanted = Wanted {
-                prompt,
-                pieces: Vec::new(),
-                max_tokens,
-                form,
-                top_logprobs,
-                starts_text: false,
-                reading: None,
-            };
+            let wanted = Wanted { prompt, max_tokens, form, top_logprobs, starts_text: false, reading: None };
             let mut ask = params.ask(served, wanted)?;
             ask.tells_tokens = self.return_tokens == Some(true);
             let teller = Teller {

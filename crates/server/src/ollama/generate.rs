@@ -137,7 +137,6 @@ impl GenerateBody {
             };
             let wanted = Wanted {
                 prompt,
-                pieces: Vec::new(),
                 max_tokens,
                 form,
                 top_logprobs: self.scored()?,

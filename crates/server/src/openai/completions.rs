@@ -170,15 +170,7 @@ impl CompletionBody {
             let given = form.as_ref().map(|(form, _)| form.clone());
             let form = self.params.form(response_format, given)?;
             let max_tokens = Some(if self.hides(prompt.len()) { 1 } else { asked });
-            let wanted = Wanted {
-                prompt,
-                pieces: Vec::new(),
-                max_tokens,
-                form,
-                top_logprobs,
-                starts_text: false,
-                reading: None,
-            };
+            let wanted = Wanted { prompt, max_tokens, form, top_logprobs, starts_text: false, reading: None };
             let mut ask = self.params.ask(served, wanted)?;
             if self.is_echoed() {
                 ask.request.prompt_logprobs = self.logprobs;

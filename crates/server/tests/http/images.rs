@@ -1,7 +1,7 @@
 //! Pictures, as the clients of each API send them.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -10,7 +10,7 @@ use fornax_engine::ContentHash;
 use serde_json::{Value, json};
 
 use crate::{
-    client::post,
+    client::{post, raw, request},
     world::{Setup, World},
 };
 
@@ -23,6 +23,8 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{% if message.c
 #[derive(Default)]
 struct Bytes {
     looked: AtomicUsize,
+    /// For whom.
+    owners: Mutex<Vec<Option<String>>>,
 }
 
 impl Sight for Bytes {
@@ -37,8 +39,9 @@ impl Sight for Bytes {
         }
     }
 
-    fn look(&self, image: &Image, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen> {
+    fn look(&self, image: &Image, owner: Option<&str>, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen> {
         self.looked.fetch_add(1, Ordering::Relaxed);
+        self.owners.lock().unwrap().push(owner.map(str::to_owned));
         if &*image.bytes == b"fails" {
             return Err(Unseen::Failed("no reason".to_owned()));
         }
@@ -144,4 +147,82 @@ async fn pictures_that_cannot_be_shown_are_refused_by_their_field() {
     check(chats, image(&long), 400, "context").await;
     assert_eq!(sight.looked.load(Ordering::Relaxed), looked);
     world.stopped().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forms_are_compiled_before_pictures_are_looked_at() {
+    let (world, sight) = seeing().await;
+    let chats = "/v1/chat/completions";
+    let mut body = chat(json!([{"type": "image_url", "image_url": {"url": url(CAT)}}]));
+    // Looking ends the turn in which forms are compiled, so a form that is wrong is known before.
+    body["guided_regex"] = json!("(");
+    let refused = post(world.address, chats, &body).await;
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert!(refused.body.contains("guided_regex"), "{}", refused.body);
+    assert_eq!(sight.looked.load(Ordering::Relaxed), 0);
+    body["guided_regex"] = json!("a|b");
+    let answered = post(world.address, chats, &body).await;
+    assert_eq!(answered.status, 200, "{}", answered.body);
+    assert_eq!(sight.looked.load(Ordering::Relaxed), 1);
+    world.stopped().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn images_that_exceed_the_context_together_are_refused_in_the_words_of_the_api() {
+    let (world, sight) = seeing().await;
+    let chats = "/v1/chat/completions";
+    // Two markers, the images, and the marker of the answer.
+    let each = 1500;
+    let image = json!({"type": "image_url", "image_url": {"url": url(&"YWFh".repeat(each / 3))}});
+    let refused = post(world.address, chats, &chat(json!(vec![image.clone(); 3]))).await;
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert_eq!(refused.json()["error"]["code"], "context_length_exceeded", "{}", refused.body);
+    assert!(refused.body.contains(&format!("resulted in {} tokens", 3 * each + 3)), "{}", refused.body);
+    // Who counts is told.
+    let block = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png",
+        "data": "YWFh".repeat(each / 3)}});
+    let counted = post(world.address, "/v1/messages/count_tokens", &chat(json!(vec![block; 3]))).await;
+    assert_eq!(counted.json()["input_tokens"], 3 * each + 3, "{}", counted.body);
+    let small = json!({"type": "image_url", "image_url": {"url": url(OX)}});
+    let many = post(world.address, chats, &chat(json!(vec![small; 1001]))).await;
+    assert_eq!(many.status, 400, "{}", many.body);
+    assert!(
+        many.body.contains("messages[0]: the conversation has 1001 images, and may have 1000"),
+        "{}",
+        many.body
+    );
+    assert_eq!(sight.looked.load(Ordering::Relaxed), 0);
+    world.stopped().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_seen_for_a_key_is_kept_for_it_alone_unless_all_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    let keys = ["alices-key-0123456789", "bobs-key-0123456789", "alices-key-0123456789"];
+    std::fs::write(&file, keys[..2].join("\n")).unwrap();
+    let body = chat(json!([{"type": "image_url", "image_url": {"url": url(CAT)}}])).to_string();
+    for shares in [false, true] {
+        let sight = Arc::new(Bytes::default());
+        let shared: Arc<dyn Sight> = Arc::clone(&sight) as _;
+        let mut setup = Setup { template: TEMPLATE, sight: Some(shared), ..Setup::default() };
+        setup.options.api_key_file = Some(file.clone());
+        setup.options.shared_prefixes = shares;
+        let world = World::ready(setup).await;
+        for key in keys {
+            let bearer = format!("Bearer {key}");
+            let headers = [("Authorization", bearer.as_str())];
+            let request = request("POST", "/v1/chat/completions", &headers, body.as_bytes());
+            let answered = raw(world.address, &request).await;
+            assert_eq!(answered.status, 200, "{}", answered.body);
+        }
+        let owners = sight.owners.lock().unwrap().clone();
+        if shares {
+            assert_eq!(owners, [None, None, None]);
+        } else {
+            assert!(owners[0].is_some() && owners[1].is_some(), "{owners:?}");
+            assert!(owners[0] != owners[1] && owners[0] == owners[2], "{owners:?}");
+        }
+        world.stopped().await.unwrap();
+    }
 }
