@@ -184,7 +184,9 @@ async fn what_would_change_the_answer_is_refused_by_its_name() {
     check(block(json!({"type": "image", "source": {}})), "messages[0].content[0].source.type: is required")
         .await;
     check(
-        block(json!({"type": "document", "source": {}})),
+        block(
+            json!({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}),
+        ),
         "messages[0].content[0].type: this model reads no sound and no files",
     )
     .await;
