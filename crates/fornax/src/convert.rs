@@ -143,7 +143,7 @@ fn plan(tensor: &Exported, mix: Mix) -> Planned {
     let in_full = shape.len() < 2
         || name.ends_with("_norm.weight")
         || !name.ends_with(".weight")
-        || IN_FULL.iter().any(|end| last_words(&end));
+        || IN_FULL.iter().any(last_words);
     let fills = shape.last().is_some_and(|columns| columns.is_multiple_of(mix.usual.block_values()));
     let dtype = match tensor.kept {
         Some(kept) => kept,

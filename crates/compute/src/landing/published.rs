@@ -668,14 +668,13 @@ const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 3
 
 /// The code whose value is nearest; of two the higher one.
 fn nearest_uneven(value: f32) -> u8 {
-    let above = UNEVEN.iter().position(|&code| value < f32::from(code)).unwrap_or(UNEVEN.len());
-    let code = match above {
-        0 => 0,
-        16 => 15,
-        above if value - f32::from(UNEVEN[above - 1]) < f32::from(UNEVEN[above]) - value => above - 1,
-        above => above,
-    };
-    byte(code as i32)
+    let of = |code: u8| f32::from(UNEVEN[usize::from(code)]);
+    match (0u8..16).find(|code| value < of(*code)) {
+        None => 15,
+        Some(0) => 0,
+        Some(above) if value - of(above - 1) < of(above) - value => above - 1,
+        Some(above) => above,
+    }
 }
 
 /// The scale of least weighted squared error, among those that put the largest magnitude near the lowest code's value.
@@ -797,13 +796,13 @@ fn mxfp4(values: &[f32; 32], out: &mut [u8; 17]) {
     };
     let code = |value: f32| {
         let mut best = (0, f32::INFINITY);
-        for (code, doubled) in DOUBLED.iter().enumerate() {
-            let error = (f32::from(*doubled) * scale - value).abs();
+        for (code, doubled) in (0u8..).zip(DOUBLED) {
+            let error = (f32::from(doubled) * scale - value).abs();
             if error < best.1 {
                 best = (code, error);
             }
         }
-        byte(best.0 as i32)
+        best.0
     };
     out[0] = power;
     write_halves(&values.map(code), &mut out[1..]);
