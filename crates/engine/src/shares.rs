@@ -60,6 +60,10 @@ const MEMORY: f64 = 10.0;
 /// Whoever has had more than this part of the time on average has had much: others who ask for something go first.
 const MUCH: f64 = 0.25;
 
+/// And whoever has had this part and asks for so many times what another asks for, before a flood has become much.
+const SOME: f64 = 0.05;
+const TIMES: usize = 4;
+
 /// How much of the time of steps each owner has had lately.
 #[derive(Default)]
 pub(crate) struct Uses(HashMap<Owner, Use>);
@@ -88,15 +92,23 @@ impl Uses {
         *used = Use { part: used.part(now) + seconds / MEMORY, at: now };
     }
 
-    /// Those of these owners who have had much, if there are others among them: they are the others' guests.
+    /// Those of these owners who have had much, if there are others among them: they are the others' guests. An owner is
+    /// named once for each thing that it asks for.
     pub(crate) fn guests<'a>(
         &self,
         owners: impl Iterator<Item = &'a Owner>,
         now: Duration,
     ) -> HashSet<Owner> {
-        let has_much = |owner: &Owner| self.0.get(owner).is_some_and(|used| used.part(now) > MUCH);
-        let (much, others): (HashSet<&Owner>, HashSet<&Owner>) = owners.partition(|owner| has_much(owner));
-        if others.is_empty() { HashSet::new() } else { much.into_iter().cloned().collect() }
+        let mut asked: HashMap<&Owner, usize> = HashMap::new();
+        owners.for_each(|owner| *asked.entry(owner).or_default() += 1);
+        let least = asked.values().copied().min().unwrap_or(0);
+        let has_much = |owner: &Owner, count: usize| {
+            let part = self.0.get(owner).map_or(0.0, |used| used.part(now));
+            part > MUCH || part > SOME && count >= TIMES * least
+        };
+        let much = asked.iter().filter(|(owner, count)| has_much(owner, **count));
+        let much: HashSet<Owner> = much.map(|(owner, _)| (*owner).clone()).collect();
+        if much.len() == asked.len() { HashSet::new() } else { much }
     }
 }
 
@@ -210,6 +222,10 @@ mod tests {
         assert_eq!(guests(&uses, &[busy, idle, nobody], 4.0), [busy.clone()]);
         assert!(guests(&uses, &[busy], 4.0).is_empty(), "nobody else is there");
         assert!(guests(&uses, &[busy, idle], 8.0).is_empty(), "that was long ago");
+        // Less is much of whoever asks for many times as much.
+        assert_eq!(guests(&uses, &[busy, idle, busy, busy, busy], 9.0), [busy.clone()]);
+        assert!(guests(&uses, &[busy, idle, busy, busy], 9.0).is_empty(), "three times");
+        assert!(guests(&uses, &[idle, busy, idle, idle, idle], 30.0).is_empty(), "nobody has had anything");
         // Where all have had much, none has had more than it should.
         (0..40).for_each(|step| uses.add(idle, 0.1, at(4.0 + f64::from(step) / 10.0)));
         (0..40).for_each(|step| uses.add(busy, 0.1, at(4.0 + f64::from(step) / 10.0)));

@@ -192,7 +192,9 @@ impl Preparing<'_> {
         let time = &self.patience.time;
         // What is larger than all room waits for all of it.
         let units = (bytes >> 10).saturating_add(1).min(self.rows.units());
-        let take = tokio::time::timeout_at(time.until.into(), self.rows.take(&self.owner, units));
+        // Half of what is left of the time: the other half is for looking.
+        let half = time.until.saturating_duration_since(Instant::now()) / 2;
+        let take = async { tokio::time::timeout(half, self.rows.take(&self.owner, units)).await };
         let share = Handle::current().block_on(take).map_err(|_| {
             let message = "requests with images hold as many bytes already as they may at a time";
             ApiError::new(Code::QueueFull, message)

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fornax_jobs::StoreOptions;
 use fornax_server::ServerOptions;
 use serde_json::{Value, json};
 
