@@ -221,7 +221,7 @@ fn changed_checkpoints_are_read_or_refused_in_a_line() {
     let file = |name: &&str| fs::read(folder().join(format!("{name}.gguf"))).unwrap();
     let files: Vec<Vec<u8>> = MODELS.iter().map(file).collect();
     let (strange, cpu) = (strange(), Cpu::new(options()).unwrap());
-    mutate::cases("checkpoints", 3000, |mut random| {
+    mutate::cases("checkpoints", 1500, |mut random| {
         let which = random.below(MODELS.len());
         if random.below(4) == 0 {
             // What changes is the header, in which everything is said.
