@@ -115,7 +115,8 @@ fn strange() -> Vec<Value> {
         "fp8",
         "symmetric",
     ];
-    let shapes = [json!([]), json!([0, 0]), json!([1, 1_u64 << 40]), json!([64, 64]), json!([0, 4]), json!({})];
+    let shapes =
+        [json!([]), json!([0, 0]), json!([1, 1_u64 << 40]), json!([64, 64]), json!([0, 4]), json!({})];
     let lists = [json!(null), json!(true), json!(false), json!(["full_attention"]), json!([0, 1, 2])];
     let words = words.into_iter().map(Value::from);
     numbers.into_iter().chain(far).chain(shapes).chain(lists).chain(words).collect()

@@ -260,7 +260,9 @@ async fn what_pictures_become_is_bounded_over_all_requests_under_way() {
     assert!(refused.body.contains("requests with images"), "{}", refused.body);
     assert_eq!(sight.looked.load(Ordering::Relaxed), 1, "what has no room is not looked at");
     // What shows none needs none; nor does counting.
-    let counted = post(address, "/v1/messages/count_tokens", &body).await;
+    let block =
+        json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": CAT}});
+    let counted = post(address, "/v1/messages/count_tokens", &chat(json!([block]))).await;
     assert_eq!(counted.status, 200, "{}", counted.body);
     drop(gate);
     let answered = first.await.unwrap();
