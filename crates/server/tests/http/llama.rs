@@ -231,7 +231,6 @@ async fn routes_of_other_servers_that_are_not_here_say_why() {
     let world = World::ready(Setup::default()).await;
     for (path, why) in [
         ("/slots/0?action=save", "slots are not saved"),
-        ("/v1/classify", "/v1/systemone"),
         ("/v1/audio/speech", "no sound"),
         ("/v1/nothing", "nothing at this path"),
     ] {
