@@ -27,7 +27,7 @@ model = "minilm" if encoder else os.path.join(os.environ["FORNAX_STAND_INS"], st
 command = [
     os.environ["FORNAX_BINARY"], "serve", f"{flags.get('--alias') or 'model'}={model}",
     "--host", flags["--host"], "--port", flags["--port"],
-    "--health-when-ready", "--log-level", "info",
+    "--health-when-ready", "--any-model-name", "--log-level", "info",
 ]
 slots = int(flags.get("--parallel") or 1)
 command += ["--parallel", str(slots)]

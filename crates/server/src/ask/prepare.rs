@@ -40,7 +40,7 @@ pub(crate) async fn admit<B: Body + Send, T: Send + 'static>(
 ) -> Result<(Admission, T), ApiError> {
     let entry = app.enter(caller)?;
     let Read { body, model, share } = read::<B>(app, caller.tenant(), body).await?;
-    let admission = entry.admit(app.models.named(model.as_deref())?).await?;
+    let admission = entry.admit(app.asked(model.as_deref())?).await?;
     let made = on_a_thread(app, caller.tenant(), &admission.served, move |served| work(&body, served));
     let made = made.await?;
     // Until now: what was read is as large as what was sent.
@@ -57,7 +57,7 @@ pub(crate) async fn prepare<B: Body + Send, T: Send + 'static>(
 ) -> Result<(Entry, T), ApiError> {
     let entry = app.enter(caller)?;
     let Read { body, model, share } = read::<B>(app, caller.tenant(), body).await?;
-    let lease = app.lease(app.models.named(model.as_deref())?).await?;
+    let lease = app.lease(app.asked(model.as_deref())?).await?;
     let made = on_a_thread(app, caller.tenant(), &lease, move |served| work(&body, served)).await?;
     drop(share);
     Ok((entry, made))

@@ -67,7 +67,7 @@ pub(crate) async fn create(
     let entry = app.enter(&caller)?;
     let Read { body, model, share } = read::<ResponsesBody>(&app, caller.tenant(), body).await?;
     let memory = app.remember(&caller.key.owner, caller.tenant(), &body).await?;
-    let chosen = app.models.named(model.as_deref())?;
+    let chosen = app.asked(model.as_deref())?;
     if body.is_background() {
         return Ok(Json(begin(&app, &caller, chosen, body, memory).await?).into_response());
     }
@@ -118,7 +118,7 @@ pub(crate) async fn count(
     let _entry = app.enter(&caller)?;
     let Read { body, model, share } = read::<ResponsesBody>(&app, caller.tenant(), body).await?;
     let memory = app.remember(&caller.key.owner, caller.tenant(), &body).await?;
-    let lease = app.lease(app.models.named(model.as_deref())?).await?;
+    let lease = app.lease(app.asked(model.as_deref())?).await?;
     let counted = on_a_thread(&app, caller.tenant(), &lease, move |served| {
         Ok(body.ask(&memory, served)?.request.prompt.len())
     });

@@ -168,6 +168,9 @@ pub(crate) struct LimitArgs {
     /// /health is 503 until the first model is loaded, as launchers of llama.cpp's server expect
     #[arg(long)]
     pub(crate) health_when_ready: bool,
+    /// Requests for a model that is not there are answered by the first one, as llama.cpp's server does
+    #[arg(long)]
+    pub(crate) any_model_name: bool,
     /// Bytes of a file of requests (/v1/files), or with KiB, MiB
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = byte_size)]
     pub(crate) max_file: u64,
