@@ -961,9 +961,8 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
     let texts = json!({"model": "ranker", "input": ["w1 w2 w3", "w9 w8 w7 w6"]});
     let (status, classes) = post("/v1/classify", texts.clone());
     assert_eq!((status.as_str(), classes["data"].as_array().unwrap().len()), ("200", 2), "{classes}");
-    for (at, (logit, probability)) in
-        [(-0.267_046_87, 0.433_632_2), (-0.023_698_18, 0.494_075_78)].iter().enumerate()
-    {
+    let expected: [(f64, f64); 2] = [(-0.267_046_87, 0.433_632_2), (-0.023_698_18, 0.494_075_78)];
+    for (at, (logit, probability)) in expected.into_iter().enumerate() {
         let class = &classes["data"][at];
         assert_eq!((&class["label"], &class["num_classes"]), (&json!("LABEL_0"), &json!(1)), "{classes}");
         assert!((class["probs"][0].as_f64().unwrap() - probability).abs() <= 1e-5, "{classes}");
