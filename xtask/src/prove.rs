@@ -5,6 +5,7 @@
 
 mod agents;
 mod chaos;
+mod checked;
 mod clean_clone;
 mod clients;
 mod crash;
@@ -14,7 +15,9 @@ mod fuzz_cases;
 mod fuzz_format;
 mod golden;
 mod hand_over;
+mod human_eval;
 mod image;
+mod llama_server;
 mod lm_eval;
 mod load;
 mod memory;
@@ -148,9 +151,19 @@ const PROOFS: &[Proof] = &[
         run: hand_over::run,
     },
     Proof {
+        name: "human-eval",
+        shows: "Asked HumanEval, Fornax and llama.cpp say the same on the same file but for close calls, item by item.",
+        run: human_eval::run,
+    },
+    Proof {
         name: "image",
         shows: "The container image is built, and its default command fetches the default model without Python, serves and drains.",
         run: image::run,
+    },
+    Proof {
+        name: "llama-server-tests",
+        shows: "llama.cpp's own tests of its server pass with Fornax in its place, but for those whose reason is listed.",
+        run: llama_server::run,
     },
     Proof {
         name: "lm-eval",

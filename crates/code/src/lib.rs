@@ -63,6 +63,7 @@ codes! {
     BatchNotFound "BATCH_NOT_FOUND"
     BatchesFull "BATCHES_FULL"
     ResponseNotFound "RESPONSE_NOT_FOUND"
+    ConversationNotFound "CONVERSATION_NOT_FOUND"
     DiskFull "DISK_FULL"
     WeightsDiffer "WEIGHTS_DIFFER"
     IntegrityFailure "INTEGRITY_FAILURE"

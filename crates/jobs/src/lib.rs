@@ -10,11 +10,13 @@
 mod batch;
 mod clock;
 mod confidence;
+mod conversation;
 mod error;
 mod failure;
 mod file;
 mod input;
 mod job;
+mod made;
 mod model;
 mod response;
 mod runner;

@@ -35,6 +35,8 @@ pub struct NewResponse {
     pub owner: String,
     /// The response that it goes on from.
     pub previous: Option<String>,
+    /// The conversation of an id of its own that its items are added to, once it is answered.
+    pub conversation: Option<String>,
     /// The JSON text of all that is told of it.
     pub body: String,
     /// What was asked, and what was answered so far.
@@ -80,6 +82,9 @@ impl Store {
     pub async fn keep_response(&self, response: &NewResponse) -> Result<(), Error> {
         let mut change = self.inner.writer.begin().await?;
         self.write_response(&mut change, response, false).await?;
+        if let Some(conversation) = &response.conversation {
+            self.add_response(&mut change, &response.owner, conversation, &response.id).await?;
+        }
         change.commit().await?;
         Ok(())
     }
@@ -138,7 +143,7 @@ impl Store {
     }
 
     /// Makes room for this many bytes of an owner's.
-    async fn forget_unused(
+    pub(crate) async fn forget_unused(
         &self,
         change: &mut Transaction<'_, Any>,
         owner: &str,
@@ -197,6 +202,17 @@ impl Store {
         id: &str,
         page: Page<'_>,
     ) -> Result<Option<Vec<Value>>, Error> {
+        self.page_of_items(owner, id, page, "AND said = 0").await
+    }
+
+    /// Those items of an owner's response or conversation for which a condition holds; nothing if there is none.
+    pub(crate) async fn page_of_items(
+        &self,
+        owner: &str,
+        id: &str,
+        page: Page<'_>,
+        condition: &'static str,
+    ) -> Result<Option<Vec<Value>>, Error> {
         let statement = "SELECT id FROM responses WHERE owner = $1 AND id = $2";
         let known = sqlx::query(statement).bind(owner).bind(id).fetch_optional(&self.inner.reader).await?;
         if known.is_none() {
@@ -204,7 +220,7 @@ impl Store {
         }
         let (beyond, order) = page.sql();
         let statement = format!(
-            "SELECT body FROM response_items WHERE response_id = $1 AND said = 0 AND ($2 = '' OR n {beyond} \
+            "SELECT body FROM response_items WHERE response_id = $1 {condition} AND ($2 = '' OR n {beyond} \
              (SELECT MIN(n) FROM response_items WHERE response_id = $1 AND id = $2)) ORDER BY n {order} LIMIT $3"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(statement)).bind(id).bind(page.after.unwrap_or_default());
@@ -298,10 +314,12 @@ impl Store {
         let mut change = self.inner.writer.begin().await?;
         // Touching the row first lets two workers follow each other; the second finds the response ended.
         let statement = "UPDATE responses SET open = 0, expires_us = $2 WHERE id = $1 AND open = 1 AND EXISTS \
-             (SELECT 1 FROM jobs WHERE jobs.id = responses.id AND jobs.state > 1) RETURNING body";
+             (SELECT 1 FROM jobs WHERE jobs.id = responses.id AND jobs.state > 1) RETURNING body, owner";
         let row = sqlx::query(statement).bind(id).bind(expires).fetch_optional(&mut *change).await?;
         let Some(row) = row else { return Ok(false) };
-        let body = json_of(&row)?;
+        let (body, owner) = (json_of(&row)?, row.try_get::<String, _>("owner")?);
+        // It is told of the response, so there is no second place that keeps it.
+        let conversation = body["conversation"]["id"].as_str().map(str::to_owned);
         let job = sqlx::query("SELECT state, output FROM jobs WHERE id = $1").bind(id);
         let job = job.fetch_one(&mut *change).await?;
         let output: Option<String> = job.try_get("output")?;
@@ -316,6 +334,9 @@ impl Store {
              WHERE id = $1";
         let update = sqlx::query(statement).bind(id).bind(&body).bind(items_bytes).bind(length(&body));
         update.execute(&mut *change).await?;
+        if let Some(conversation) = conversation.filter(|_| state == State::Completed) {
+            self.add_response(&mut change, &owner, &conversation, id).await?;
+        }
         forget_job(&mut change, id).await?;
         change.commit().await?;
         Ok(true)
@@ -339,21 +360,21 @@ impl Store {
 }
 
 impl ResponseItem {
-    fn bytes(&self) -> i64 {
+    pub(crate) fn bytes(&self) -> i64 {
         length(&self.body)
     }
 }
 
-fn length(text: &str) -> i64 {
+pub(crate) fn length(text: &str) -> i64 {
     i64::try_from(text.len()).unwrap_or(i64::MAX)
 }
 
-fn json_of(row: &AnyRow) -> Result<Value, Error> {
+pub(crate) fn json_of(row: &AnyRow) -> Result<Value, Error> {
     let body: String = row.try_get("body")?;
     serde_json::from_str(&body).map_err(|error| Error::Database(error.to_string()))
 }
 
-async fn write_items(
+pub(crate) async fn write_items(
     change: &mut Transaction<'_, Any>,
     id: &str,
     items: &[ResponseItem],

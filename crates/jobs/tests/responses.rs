@@ -20,6 +20,7 @@ fn response(id: &str, previous: Option<&str>) -> NewResponse {
         id: id.to_owned(),
         owner: "o".to_owned(),
         previous: previous.map(str::to_owned),
+        conversation: None,
         body: json!({"id": id}).to_string(),
         items: vec![item(&format!("{id}-asked"), false), item(&format!("{id}-said"), true)],
     }
@@ -175,6 +176,71 @@ async fn a_response_is_answered_once_by_its_job_whoever_dies() {
         assert_eq!(store.cancel("c").await.unwrap().state, State::Cancelled);
         assert!(store.settle_response("c", settle).await.unwrap());
         assert_eq!(store.response("o", "c").await.unwrap().unwrap().body["state"], "CANCELLED");
+        store.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conversation_of_its_own_gets_the_items_of_its_responses() {
+    for database in databases("a_conversation_of_its_own_gets_the_items_of_its_responses") {
+        let store = Store::open(database.options()).await.unwrap();
+        let told = json!({"id": "conv"});
+        store.begin_conversation("o", "conv", &told, vec![item("first", false)]).await.unwrap();
+        let of = |id: &str| NewResponse { conversation: Some("conv".to_owned()), ..response(id, None) };
+        store.keep_response(&of("a")).await.unwrap();
+        // The body of one that is answered later says which conversation it is of.
+        let later = NewResponse {
+            body: json!({"id": "b", "conversation": {"id": "conv"}}).to_string(),
+            items: vec![item("b-asked", false)],
+            ..of("b")
+        };
+        store.begin_response(&later, &job(), "/v1/responses").await.unwrap();
+        assert_eq!(ids(&store, "conv").await, ["first", "a-asked", "a-said"], "not before it is answered");
+        let claim = store.claim("m", "w").await.unwrap().unwrap();
+        store.finish(&claim, Outcome::Completed(json!({})), Duration::ZERO).await.unwrap();
+        assert!(store.settle_response("b", settle).await.unwrap());
+        let all = ["first", "a-asked", "a-said", "b-asked", "late"];
+        assert_eq!(ids(&store, "conv").await, all);
+        assert!(store.add_items("o", "conv", &[item("more", false)]).await.unwrap());
+        assert!(store.delete_item("o", "conv", "a-asked").await.unwrap());
+        assert!(!store.delete_item("o", "conv", "a-asked").await.unwrap());
+        assert_eq!(ids(&store, "conv").await, ["first", "a-said", "b-asked", "late", "more"]);
+        assert_eq!(store.item("o", "conv", "late").await.unwrap(), Some(json!({"id": "late"})));
+        // The response keeps its own.
+        assert_eq!(ids(&store, "a").await, ["a-asked", "a-said"]);
+        let page = Page { after: Some("late"), newest_first: true, most: 2 };
+        let items = store.items("o", "conv", page).await.unwrap();
+        assert_eq!(items, Some(vec![json!({"id": "b-asked"}), json!({"id": "a-said"})]));
+        // Nobody else's.
+        assert!(!store.add_items("x", "conv", &[item("theirs", false)]).await.unwrap());
+        assert!(!store.delete_item("x", "conv", "more").await.unwrap());
+        assert_eq!(store.items("x", "conv", page).await.unwrap(), None);
+        assert_eq!(store.item("x", "conv", "more").await.unwrap(), None);
+        assert!(!store.describe_conversation("x", "conv", &json!({})).await.unwrap());
+        assert!(store.describe_conversation("o", "conv", &json!({"id": "conv", "a": "b"})).await.unwrap());
+        let body = store.response("o", "conv").await.unwrap().unwrap().body;
+        assert_eq!(body, json!({"id": "conv", "a": "b"}));
+        // One that is gone gets nothing, and what would be added to it is kept all the same.
+        assert!(store.delete_response("o", "conv").await.unwrap());
+        store.keep_response(&of("c")).await.unwrap();
+        assert_eq!(ids(&store, "c").await, ["c-asked", "c-said"]);
+        assert_eq!(store.item("o", "conv", "c-said").await.unwrap(), None);
+        store.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn models_that_were_made_are_kept_by_their_names() {
+    for database in databases("models_that_were_made_are_kept_by_their_names") {
+        let store = Store::open(database.options()).await.unwrap();
+        for (name, body) in [("b", json!(1)), ("a", json!(2)), ("b", json!(3))] {
+            store.keep_made(name, &body).await.unwrap();
+        }
+        let all = [("a".to_owned(), json!(2)), ("b".to_owned(), json!(3))];
+        assert_eq!(store.made().await.unwrap(), all);
+        assert!(store.forget_made("a").await.unwrap());
+        assert!(!store.forget_made("a").await.unwrap());
+        assert_eq!(store.made().await.unwrap(), all[1..]);
         store.close().await;
     }
 }

@@ -180,6 +180,14 @@ impl App {
         }
     }
 
+    /// Which model a request is for: the first one where it names none, or, if that is wanted, one that is not there.
+    pub(crate) fn asked(&self, name: Option<&str>) -> Result<Chosen, ApiError> {
+        match self.models.named(name) {
+            Err(_) if self.options.any_model_name => Ok(Chosen::model(0)),
+            found => found,
+        }
+    }
+
     /// A model to use, loaded if need be. Waiting has the bounds of an answer: its deadline, and the server's end.
     pub(crate) async fn lease(&self, chosen: Chosen) -> Result<Lease, ApiError> {
         let lease = self.models.lease(chosen);

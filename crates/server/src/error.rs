@@ -59,6 +59,7 @@ pub(crate) fn meaning(code: Code) -> Meaning {
         Code::BatchNotFound => (StatusCode::NOT_FOUND, ASKED, false),
         Code::BatchesFull => (StatusCode::CONFLICT, ASKED, false),
         Code::ResponseNotFound => (StatusCode::NOT_FOUND, ASKED, false),
+        Code::ConversationNotFound => (StatusCode::NOT_FOUND, ASKED, false),
         Code::DiskFull => (StatusCode::INSUFFICIENT_STORAGE, SERVER, true),
         Code::WeightsDiffer | Code::IntegrityFailure => (StatusCode::BAD_GATEWAY, SERVER, false),
         Code::AttemptsExhausted | Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, true),

@@ -21,6 +21,7 @@ mod front;
 mod jobs;
 mod json;
 mod llama;
+mod made;
 mod metrics;
 mod models;
 mod ollama;

@@ -20,6 +20,7 @@ use utoipa::ToSchema;
 use crate::{
     app::{Failed, Progress},
     error::{ApiError, Code},
+    made::MadeModel,
     metrics::ModelMetrics,
     served::{ModelCard, Served},
 };
@@ -124,6 +125,10 @@ pub(crate) struct Models {
     idle: Notify,
     /// Held while an adapter is loaded or unloaded: a name means one.
     pub(crate) adapter_turn: Mutex<()>,
+    /// What clients made of models. Locked to read or change the list.
+    made: std::sync::Mutex<Vec<Arc<MadeModel>>>,
+    /// Held while a model is made or forgotten: a name means one, on the disk too.
+    pub(crate) making: Mutex<()>,
 }
 
 /// A model, or one of its adapters.
@@ -131,12 +136,14 @@ pub(crate) struct Models {
 pub(crate) struct Chosen {
     pub(crate) index: usize,
     pub(crate) adapter: Option<Arc<ModelAdapter>>,
+    /// What a client made of it, if that was asked for.
+    pub(crate) made: Option<Arc<MadeModel>>,
 }
 
 impl Chosen {
     /// A model itself.
     pub(crate) fn model(index: usize) -> Chosen {
-        Chosen { index, adapter: None }
+        Chosen { index, adapter: None, made: None }
     }
 }
 
@@ -254,6 +261,8 @@ impl Models {
             slots: offers.into_iter().map(slot).collect(),
             turn: Mutex::new(()),
             adapter_turn: Mutex::new(()),
+            made: std::sync::Mutex::default(),
+            making: Mutex::new(()),
             idle: Notify::new(),
         })
     }
@@ -269,12 +278,7 @@ impl Models {
     /// Which model a client means.
     pub(crate) fn named(&self, name: Option<&str>) -> Result<Chosen, ApiError> {
         let Some(name) = name else { return Ok(Chosen::model(0)) };
-        let find = |name: &str| {
-            self.slots.iter().enumerate().find_map(|(index, slot)| {
-                let adapter = slot.adapters().iter().find(|adapter| adapter.name == name).cloned();
-                (adapter.is_some() || slot.offer.card.is_called(name)).then_some(Chosen { index, adapter })
-            })
-        };
+        let find = |name: &str| self.served(name).or_else(|| self.made_of(name));
         // Ollama's clients put a tag behind every name.
         let found = find(name).or_else(|| find(name.strip_suffix(":latest")?));
         found.ok_or_else(|| {
@@ -284,9 +288,43 @@ impl Models {
         })
     }
 
+    /// The model that is served by this name, or the adapter.
+    pub(crate) fn served(&self, name: &str) -> Option<Chosen> {
+        self.slots.iter().enumerate().find_map(|(index, slot)| {
+            let adapter = slot.adapters().iter().find(|adapter| adapter.name == name).cloned();
+            let is_called = adapter.is_some() || slot.offer.card.is_called(name);
+            is_called.then_some(Chosen { index, adapter, made: None })
+        })
+    }
+
+    /// The model that was made by this name, as long as the one that it was made of is there.
+    fn made_of(&self, name: &str) -> Option<Chosen> {
+        let made = self.made().iter().find(|made| made.told.name == name).cloned()?;
+        Some(Chosen { made: Some(Arc::clone(&made)), ..self.served(&made.told.from)? })
+    }
+
+    /// What clients made.
+    pub(crate) fn made(&self) -> MutexGuard<'_, Vec<Arc<MadeModel>>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds what a client made, in the place of what had its name.
+    pub(crate) fn add_made(&self, made: Arc<MadeModel>) {
+        let mut others = self.made();
+        others.retain(|there| there.told.name != made.told.name);
+        others.push(made);
+    }
+
     /// The same of what is there as long as the server runs: jobs may wait for long.
     pub(crate) fn lasting(&self, name: Option<&str>) -> Result<Chosen, ApiError> {
         let chosen = self.named(name)?;
+        if let Some(made) = &chosen.made {
+            let message = format!(
+                "{:?} was made by a client and may be deleted at any time, so no work that waits is kept for it; name {:?}",
+                made.told.name, made.told.from
+            );
+            return Err(ApiError::new(Code::ModelNotFound, message));
+        }
         match &chosen.adapter {
             Some(adapter) if adapter.loaded_from.is_some() => {
                 let message = format!(
@@ -313,32 +351,41 @@ impl Models {
             names.extend([&card.name].into_iter().chain(&card.aliases).cloned());
             names.extend(slot.adapters().iter().map(|adapter| adapter.name.clone()));
         }
+        names.extend(self.made().iter().map(|made| made.told.name.clone()));
         names
     }
 
-    /// Everything that can be chosen now: each model, then its adapters.
+    /// Everything that can be chosen now: each model, then its adapters; then what was made of them.
     pub(crate) fn choices(&self) -> Vec<Chosen> {
         let mut choices = Vec::new();
         for (index, slot) in self.slots.iter().enumerate() {
             choices.push(Chosen::model(index));
             let adapters = slot.adapters();
-            choices.extend(adapters.iter().map(|it| Chosen { index, adapter: Some(Arc::clone(it)) }));
+            choices.extend(
+                adapters.iter().map(|it| Chosen { adapter: Some(Arc::clone(it)), ..Chosen::model(index) }),
+            );
         }
+        let made: Vec<Arc<MadeModel>> = self.made().clone();
+        choices.extend(made.iter().filter_map(|made| self.made_of(&made.told.name)));
         choices
     }
 
     /// The same of what is there as long as the server runs.
     pub(crate) fn lasting_choices(&self) -> Vec<Chosen> {
         let mut choices = self.choices();
-        choices.retain(|chosen| chosen.adapter.as_ref().is_none_or(|adapter| adapter.loaded_from.is_none()));
+        choices.retain(|chosen| {
+            chosen.made.is_none()
+                && chosen.adapter.as_ref().is_none_or(|adapter| adapter.loaded_from.is_none())
+        });
         choices
     }
 
     /// The first name of what was chosen.
     pub(crate) fn name<'a>(&'a self, chosen: &'a Chosen) -> &'a str {
-        match &chosen.adapter {
-            Some(adapter) => &adapter.name,
-            None => &self.slots[chosen.index].offer.card.name,
+        match (&chosen.made, &chosen.adapter) {
+            (Some(made), _) => &made.told.name,
+            (None, Some(adapter)) => &adapter.name,
+            (None, None) => &self.slots[chosen.index].offer.card.name,
         }
     }
 

@@ -31,10 +31,11 @@ use crate::{
     jobs::{control, run, schemas, status, stream},
     llama, ollama,
     openai::{
-        adapters, batches, chat, completions, decisions, embeddings, files, models, rerank, score, tokens,
+        adapters, batches, chat, classify, completions, decisions, embeddings, files, models, rerank, score,
+        tokens,
     },
     ops::{console, health, live, loading, metrics},
-    responses::{create, stored},
+    responses::{conversations, create, stored},
     worker::{cancel, execute},
 };
 
@@ -165,8 +166,14 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(stored::retrieve, stored::delete))
         .routes(routes!(stored::cancel))
         .routes(routes!(stored::input_items))
+        .routes(routes!(conversations::create))
+        .routes(routes!(conversations::retrieve, conversations::update, conversations::delete))
+        .routes(routes!(conversations::items, conversations::add))
+        .routes(routes!(conversations::item, conversations::delete_item))
         .routes(routes!(rerank::rerank))
         .routes(routes!(rerank::rerank_short))
+        .routes(routes!(classify::classify))
+        .routes(routes!(classify::classify_short))
         .routes(routes!(score::score))
         .routes(routes!(score::score_short))
         .routes(routes!(decisions::decide))
@@ -179,6 +186,9 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(ollama::models::show))
         .routes(routes!(ollama::models::pull))
         .routes(routes!(ollama::models::version))
+        .routes(routes!(ollama::make::create))
+        .routes(routes!(ollama::make::copy))
+        .routes(routes!(ollama::make::delete))
         .routes(routes!(files::upload, files::list))
         .routes(routes!(files::retrieve, files::delete))
         .routes(routes!(files::content))

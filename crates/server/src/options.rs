@@ -13,6 +13,8 @@ pub struct ServerOptions {
     pub metrics_open: bool,
     /// Whether `/health` is 503 until the models of the start are loaded.
     pub health_when_ready: bool,
+    /// Whether requests for a model that is not there are answered by the first one, as llama.cpp's server does.
+    pub any_model_name: bool,
     /// Web pages of these origins may call.
     pub cors_origins: Vec<String>,
     /// Names that Host may carry, besides those of the loopback; only looked at without keys.
@@ -90,6 +92,7 @@ impl Default for ServerOptions {
             api_key_file: None,
             metrics_open: false,
             health_when_ready: false,
+            any_model_name: false,
             cors_origins: Vec::new(),
             hosts: Vec::new(),
             tls: None,

@@ -28,6 +28,7 @@ use crate::{
         told::Room,
     },
     jobs::durable::Durable,
+    made::MadeModel,
     models::{Chosen, Offer, Slot, State},
     openapi::router,
     options::ServerOptions,
@@ -105,8 +106,12 @@ impl Server {
         offers: Vec<Offer>,
     ) -> Result<Server, Error> {
         let address = listener.local_addr()?;
-        let rights =
-            Rights { requests_max: options.per_key_max, urgent: options.priority_open, adapters: false };
+        let rights = Rights {
+            requests_max: options.per_key_max,
+            urgent: options.priority_open,
+            adapters: false,
+            models: false,
+        };
         let keys = Keys::open(options.api_key_file.as_deref(), rights)?;
         if !address.ip().is_loopback() && !keys.are_needed() {
             return Err(Error::KeyNeeded { address });
@@ -124,7 +129,17 @@ impl Server {
         let tls = options.tls.take().map(Tls::open).transpose()?.map(Arc::new);
         let app = App::new(options, keys, offers);
         if let Some(options) = &app.options.jobs {
-            drop(app.durable.set(Durable::open(options).await?));
+            let durable = Durable::open(options).await?;
+            for (name, told) in durable.store.made().await? {
+                match serde_json::from_value(told).map_err(|error| error.to_string()) {
+                    Ok(told) => match MadeModel::new(told) {
+                        Ok(made) => app.models.add_made(made),
+                        Err(error) => tracing::warn!(model = name, reason = error.message, "cannot be read"),
+                    },
+                    Err(reason) => tracing::warn!(model = name, reason, "cannot be read"),
+                }
+            }
+            drop(app.durable.set(durable));
         }
         Ok(Server { app, listener, address, tls })
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
-use super::Facts;
+use super::{Facts, checked};
 use crate::{command, output, root, run as run_tool};
 
 /// Finds versions that go together in a second, where pip takes an hour.
@@ -54,15 +54,29 @@ const PYTHON: &[Environment] = &[
     Environment { name: "python-outlines", packages: &["outlines[openai]==1.3.3"] },
     Environment { name: "python-semantic-kernel", packages: &["semantic-kernel==1.45.0"] },
     Environment { name: "python-aider", packages: &["aider-chat==0.86.2"] },
+    Environment { name: "python-agno", packages: &["agno==3.1.10", "openai==3.51.0"] },
+    Environment { name: "python-strands", packages: &["strands-agents[openai,ollama,anthropic]==1.62.0"] },
+    Environment {
+        name: "python-autogen",
+        packages: &["autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"],
+    },
+    Environment { name: "python-gptme", packages: &["gptme==0.35.1"] },
+    Environment { name: "python-haystack", packages: &["haystack-ai==3.4.0"] },
+    // It needs click, and does not say so.
+    Environment { name: "python-shell-gpt", packages: &["shell-gpt==1.5.1", "click==8.3.0"] },
 ];
 
 /// From npm, by name and version.
 const NPM: &[&str] = &[
     "@ai-sdk/anthropic@3.0.138",
+    "@ai-sdk/openai@3.0.141",
     "@ai-sdk/openai-compatible@2.0.87",
     "@anthropic-ai/claude-code@2.1.197",
     "@anthropic-ai/sdk@1.10.0",
+    "@langchain/core@1.2.13",
+    "@langchain/openai@1.6.0",
     "@openai/codex@0.169.0",
+    "@qwen-code/qwen-code@0.15.10",
     "ai@6.0.326",
     "ollama@0.6.4",
     "openai@6.49.0",
@@ -100,12 +114,8 @@ pub(super) fn run() -> Result<Facts> {
     fs::create_dir_all(&npm)?;
     let install = ["install", "--no-audit", "--no-fund", "--prefix"];
     run_tool(command("npm", &install).arg(&npm).args(NPM))?;
-    let cargo = ["test", "--package", "fornax-server", "--profile", "checked", "--test", "http", "agents::"];
     let told = output(
-        command("cargo", &cargo)
-            .args(["--", "--show-output"])
-            .env("FORNAX_AGENTS", &folder)
-            .env_remove("FORNAX_AGENTS_ONLY"),
+        checked::test("http", "agents::").env("FORNAX_AGENTS", &folder).env_remove("FORNAX_AGENTS_ONLY"),
     )?;
     ensure!(!told.contains("SKIP "), "a test was skipped: {told}");
     for test in TESTS {

@@ -6,11 +6,11 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::{
-    Facts,
+    Facts, checked,
     clients::{Environment, environments},
     serving::Server,
 };
-use crate::{command, fixtures, output, root, run as run_tool};
+use crate::{fixtures, output, root, run as run_tool};
 
 const SUITE: &str = "crates/fornax/tests/clients/lm_eval_suite.py";
 /// A Python that has transformers, torch and gguf.
@@ -21,7 +21,7 @@ pub(super) fn run() -> Result<Facts> {
     let oracle = std::env::var_os(PYTHON)
         .with_context(|| format!("set {PYTHON} to a Python with transformers, torch and gguf"))?;
     fixtures::run(false)?;
-    run_tool(&mut command("cargo", &["build", "--package", "fornax", "--profile", "checked"]))?;
+    let binary = checked::binary()?;
     let agents = root().join("target/agents");
     environments(&agents, &[Environment { name: "python-lm-eval", packages: PACKAGES }])?;
     let gguf = fixtures::cache_dir()?.join("models/smollm2-135m-instruct-q4_1.gguf");
@@ -30,7 +30,7 @@ pub(super) fn run() -> Result<Facts> {
     run_tool(Command::new(&oracle).arg(&suite).arg("tokenizer").arg(&gguf).arg(work.path()))?;
     // As exact as there is: what is compared is the form of the answers, not what quantising activations costs.
     let exact = ["--kv-dtype", "f32", "--activations", "float", "--context", "512"];
-    let server = Server::start(&root().join("target/checked/fornax"), &exact, "none")?;
+    let server = Server::start(&binary, &exact, "none")?;
     let base = format!("http://{}", server.address());
     run_tool(
         Command::new(agents.join("python-lm-eval/bin/python"))

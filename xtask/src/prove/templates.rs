@@ -11,11 +11,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Facts;
+use super::{Facts, checked};
 use crate::source::Source;
 use crate::{command, output, root, run as run_tool};
 
-const SOURCE: Source = Source {
+pub(super) const SOURCE: Source = Source {
     package: "llama-cpp-python",
     version: "0.3.36",
     sha256: "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
@@ -48,26 +48,23 @@ pub(super) fn run() -> Result<Facts> {
     run_tool(Command::new(&python).arg(root().join(SCRIPT)).arg(&folder).arg(&expected))?;
     let version = ["-c", "import transformers; print(transformers.__version__)"];
     let version = output(Command::new(&python).args(version))?;
-    let tally = |package: &str, file: &[&str], test: &str| -> Result<String> {
-        let cargo = ["test", "--package", package, "--profile", "checked"];
+    let tally = |target: &str, test: &str| -> Result<String> {
         let told = output(
-            command("cargo", &cargo)
-                .args(file)
-                .args([test, "--", "--show-output"])
+            checked::test(target, test)
                 .env("FORNAX_TEMPLATES", &folder)
                 .env("FORNAX_GRAMMARS", folder.join("grammars.json")),
         )?;
         let tally = told.lines().find(|line| line.starts_with("Tally")).context("the test told no counts")?;
         Ok(tally.to_owned())
     };
-    let cases = tally("fornax-text", &["--test", "templates"], TEST)?;
-    let read_back = tally("fornax-text", &["--test", "answers"], READ_BACK)?;
-    let loops = tally("fornax-server", &["--test", "http"], LOOP)?;
+    let cases = tally("templates", TEST)?;
+    let read_back = tally("answers", READ_BACK)?;
+    let loops = tally("http", LOOP)?;
     let test = "test-grammar-integration.cpp";
     SOURCE.unpack(&archive, &format!("vendor/llama.cpp/tests/{test}"), work.path())?;
     let grammars = [folder.join("grammars.json"), work.path().join(test)];
     run_tool(Command::new(&python).arg(root().join(GRAMMARS)).args([&grammars[1], &grammars[0]]))?;
-    let grammars = tally("fornax-form", &["--test", "gbnf"], GRAMMARS_TEST)?;
+    let grammars = tally("gbnf", GRAMMARS_TEST)?;
     let files = fs::read_dir(&folder)?.count();
     ensure!(files > 90, "{files} files were unpacked");
     Ok(vec![

@@ -150,6 +150,7 @@ fn line(code: Code, message: &str) -> Report {
         | Code::FilesFull
         | Code::BatchNotFound
         | Code::ResponseNotFound
+        | Code::ConversationNotFound
         | Code::BatchesFull
         | Code::WeightsDiffer
         | Code::IntegrityFailure

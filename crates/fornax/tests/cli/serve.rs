@@ -957,6 +957,20 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
     assert!((alike["data"][0]["score"].as_f64().unwrap() - cosine).abs() < 1e-5, "{alike}");
     assert!((alike["data"][1]["score"].as_f64().unwrap() - 1.0).abs() < 1e-5, "{alike}");
 
+    // A text alone is of the one class as far as transformers says (its number, of the same files in f32).
+    let texts = json!({"model": "ranker", "input": ["w1 w2 w3", "w9 w8 w7 w6"]});
+    let (status, classes) = post("/v1/classify", texts.clone());
+    assert_eq!((status.as_str(), classes["data"].as_array().unwrap().len()), ("200", 2), "{classes}");
+    let expected: [(f64, f64); 2] = [(-0.267_046_87, 0.433_632_2), (-0.023_698_18, 0.494_075_78)];
+    for (at, (logit, probability)) in expected.into_iter().enumerate() {
+        let class = &classes["data"][at];
+        assert_eq!((&class["label"], &class["num_classes"]), (&json!("LABEL_0"), &json!(1)), "{classes}");
+        assert!((class["probs"][0].as_f64().unwrap() - probability).abs() <= 1e-5, "{classes}");
+        let raw = json!({"model": "ranker", "input": texts["input"][at], "use_activation": false});
+        let (_, raw) = post("/classify", raw);
+        assert!((raw["data"][0]["probs"][0].as_f64().unwrap() - logit).abs() <= 1e-4, "{raw}");
+    }
+
     // The same from GGUF, of a model that reads pieces and puts two ends between the texts.
     let fixture = crate::tiny::fixtures().join("xlm-roberta-pair");
     let golden = std::fs::read_to_string(fixture.join("golden.json")).unwrap();
@@ -990,6 +1004,12 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
     let long = ["w1"; 100].join(" ");
     let too_long = json!({"model": "ranker", "query": "w1", "documents": [long]});
     assert_eq!(refused("/v1/rerank", too_long, "context"), "PROMPT_TOO_LONG");
+    let no_classes = json!({"model": "encoder", "input": "w1"});
+    assert_eq!(refused("/v1/classify", no_classes, "has no classes"), "MODEL_UNSUPPORTED");
+    let differ = json!({"model": "ranker", "input": "w1", "activation": true, "use_activation": false});
+    assert_eq!(refused("/classify", differ, "activation: differs"), "INVALID_INPUT");
+    let too_long = json!({"model": "ranker", "input": [long]});
+    assert_eq!(refused("/classify", too_long, "context"), "PROMPT_TOO_LONG");
     let both = json!({"model": "ranker", "query": "w1", "documents": ["w1"], "texts": ["w1"]});
     assert_eq!(refused("/rerank", both, "texts: cannot be combined with documents"), "INVALID_INPUT");
     let none = json!({"model": "ranker", "query": "w1"});

@@ -101,7 +101,7 @@ impl Names {
 
 impl ChatAsk<'_> {
     /// The question for the engine. Renders, encodes and compiles: not for an async thread.
-    pub(crate) fn ask(self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
+    pub(crate) fn ask(mut self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
         let compile = |form: &_| served.compile(form);
         let context = served.engine.capacity().context;
         let bounds = Bounds {
@@ -111,13 +111,17 @@ impl ChatAsk<'_> {
         };
         let model = Model {
             tokenizer: &served.tokenizer,
-            template: (*served.template).as_ref(),
+            template: served.template(),
             asks_anew: served.asks_anew,
             sight: served.sight.as_deref().map_err(|reason| *reason),
             bounds,
         };
         let wrong = |error| self.names.error(error, served);
         self.question.check(model).map_err(wrong)?;
+        // After that: what is wrong is told by its place in the request.
+        if let Some(made) = served.made() {
+            made.begin(&mut self.question.conversation.messages);
+        }
         check_length(served, self.question.conversation.bytes())?;
         let Prepared { prompt, shown, form, reading } =
             self.question.prepare(model, &compile).map_err(wrong)?;

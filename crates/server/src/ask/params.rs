@@ -336,6 +336,38 @@ pub(crate) struct Wanted {
 impl Params {
     /// The question for the engine. Compiles a form where one is asked for: not for an async thread.
     pub(crate) fn ask(&self, served: &Preparing<'_>, wanted: Wanted) -> Result<Ask, ApiError> {
+        match served.made() {
+            None => self.ask_as_said(served, wanted),
+            Some(made) => {
+                let max_tokens = wanted.max_tokens.or(made.max_tokens());
+                made.params(self).ask_as_said(served, Wanted { max_tokens, ..wanted })
+            }
+        }
+    }
+
+    /// These, and where they say nothing, others.
+    pub(crate) fn over(&self, others: &Params) -> Params {
+        let penalty = self.repeat_penalty.is_none().then_some(others.repetition_penalty).flatten();
+        Params {
+            seed: self.seed.or(others.seed),
+            temperature: self.temperature.or(others.temperature),
+            top_k: self.top_k.or(others.top_k),
+            top_p: self.top_p.or(others.top_p),
+            min_p: self.min_p.or(others.min_p),
+            typical_p: self.typical_p.or(others.typical_p),
+            repeat_last_n: self.repeat_last_n.or(others.repeat_last_n),
+            repetition_penalty: self.repetition_penalty.or(penalty),
+            presence_penalty: self.presence_penalty.or(others.presence_penalty),
+            frequency_penalty: self.frequency_penalty.or(others.frequency_penalty),
+            mirostat: self.mirostat.or(others.mirostat),
+            mirostat_tau: self.mirostat_tau.or(others.mirostat_tau),
+            mirostat_eta: self.mirostat_eta.or(others.mirostat_eta),
+            stop: self.stop.clone().or_else(|| others.stop.clone()),
+            ..self.clone()
+        }
+    }
+
+    fn ask_as_said(&self, served: &Preparing<'_>, wanted: Wanted) -> Result<Ask, ApiError> {
         let form = wanted.form;
         if let (Some((field, _)), Some(true)) = (&form, self.ignore_eos) {
             let rule = format!("cannot be combined with {field}, whose end it would ignore");

@@ -11,6 +11,7 @@ use std::{
 
 use fornax_engine::Grammar;
 use fornax_form::{Form, FormError};
+use fornax_text::ChatTemplate;
 use serde_json::Value;
 use tokio::{runtime::Handle, sync::oneshot};
 
@@ -21,6 +22,8 @@ use crate::{
         body::RawBody,
         keys::{Caller, Tenant},
     },
+    made::MadeModel,
+    models::Lease,
     served::Served,
     shape::{self, Body},
     shares::{Share, Shares},
@@ -37,9 +40,8 @@ pub(crate) async fn admit<B: Body + Send, T: Send + 'static>(
 ) -> Result<(Admission, T), ApiError> {
     let entry = app.enter(caller)?;
     let Read { body, model, share } = read::<B>(app, caller.tenant(), body).await?;
-    let admission = entry.admit(app.models.named(model.as_deref())?).await?;
-    let made =
-        on_a_thread(app, caller.tenant(), admission.served.served(), move |served| work(&body, served));
+    let admission = entry.admit(app.asked(model.as_deref())?).await?;
+    let made = on_a_thread(app, caller.tenant(), &admission.served, move |served| work(&body, served));
     let made = made.await?;
     // Until now: what was read is as large as what was sent.
     drop(share);
@@ -55,8 +57,8 @@ pub(crate) async fn prepare<B: Body + Send, T: Send + 'static>(
 ) -> Result<(Entry, T), ApiError> {
     let entry = app.enter(caller)?;
     let Read { body, model, share } = read::<B>(app, caller.tenant(), body).await?;
-    let lease = app.lease(app.models.named(model.as_deref())?).await?;
-    let made = on_a_thread(app, caller.tenant(), lease.served(), move |served| work(&body, served)).await?;
+    let lease = app.lease(app.asked(model.as_deref())?).await?;
+    let made = on_a_thread(app, caller.tenant(), &lease, move |served| work(&body, served)).await?;
     drop(share);
     Ok((entry, made))
 }
@@ -91,14 +93,16 @@ pub(crate) async fn read<B: Body + Send>(
 pub(crate) async fn on_a_thread<T: Send + 'static>(
     app: &App,
     tenant: &Tenant,
-    served: &Arc<Served>,
+    lease: &Lease,
     work: impl FnOnce(&Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let (served, owner) = (Arc::clone(served), tenant.clone());
+    let (served, made) = (Arc::clone(lease.served()), lease.chosen().made.clone());
+    let owner = tenant.clone();
     let (looking, rows) = (Arc::clone(&app.looking), Arc::clone(&app.rows));
     let shares_pictures = app.options.shared_prefixes;
     blocking(app, tenant, move |patience| {
-        work(&Preparing { served: &served, owner, patience, looking: &looking, rows: &rows, shares_pictures })
+        let made = made.as_deref();
+        work(&Preparing { served: &served, made, owner, patience, looking: &looking, rows: &rows, shares_pictures })
     })
     .await
 }
@@ -154,6 +158,8 @@ fn gone() -> ApiError {
 /// A model, for work on a question that stops when its time is over or nobody waits for it any more.
 pub(crate) struct Preparing<'a> {
     served: &'a Served,
+    /// What a client made of it, if that was asked for.
+    made: Option<&'a MadeModel>,
     /// Whose question it is.
     owner: Tenant,
     patience: &'a Patience,
@@ -173,7 +179,18 @@ impl Deref for Preparing<'_> {
     }
 }
 
-impl Preparing<'_> {
+impl<'a> Preparing<'a> {
+    /// What a client made of the model, if that was asked for.
+    pub(crate) fn made(&self) -> Option<&'a MadeModel> {
+        self.made
+    }
+
+    /// How chats are written, or why there are none.
+    pub(crate) fn template(&self) -> Result<&'a ChatTemplate, &'a fornax_text::Error> {
+        let own = self.made.and_then(MadeModel::template);
+        own.unwrap_or_else(|| (*self.served.template).as_ref())
+    }
+
     /// Refuses to go on when the time is over. Asked between pieces of work.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         self.patience.check()

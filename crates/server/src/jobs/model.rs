@@ -97,11 +97,11 @@ impl Model for Engine {
         hears: impl Fn(&str) + Send + Sync,
     ) -> Result<Answer, Failure> {
         let admission = self.admitted(owner).await.map_err(|error| error.failure("load"))?;
-        let served = Arc::clone(admission.served.served());
         let asked = self.app.models.check_model(&question, &self.chosen);
         asked.map_err(|error| error.failure("prepare"))?;
         let tenant = admission.tenant().clone();
-        let prepared = on_a_thread(&self.app, &tenant, &served, move |served| ask(&question, served)).await;
+        let prepared =
+            on_a_thread(&self.app, &tenant, &admission.served, move |served| ask(&question, served)).await;
         let ask = prepared.map_err(|error| error.failure("prepare"))?;
         let seed = ask.request.seed;
         let began = Instant::now();
@@ -119,13 +119,13 @@ impl Model for Engine {
                 Piece::Said { deltas, tokens } => {
                     first.get_or_insert_with(Instant::now);
                     deltas.into_iter().for_each(|delta| take(&mut answer, delta, &hears));
-                    answer.tokens.extend(tokens.iter().map(|score| token(&served, score)));
+                    answer.tokens.extend(tokens.iter().map(|score| token(work.served(), score)));
                 }
                 Piece::Text { text, tokens } => {
                     first.get_or_insert_with(Instant::now);
                     hears(&text);
                     answer.text.push_str(&text);
-                    answer.tokens.extend(tokens.iter().map(|score| token(&served, score)));
+                    answer.tokens.extend(tokens.iter().map(|score| token(work.served(), score)));
                 }
                 Piece::End { finish, usage } => {
                     answer.finish = match finish {

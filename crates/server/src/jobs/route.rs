@@ -1,7 +1,5 @@
 //! Routes whose requests can be kept and answered later.
 
-use std::sync::Arc;
-
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -10,11 +8,11 @@ use crate::{
     ask::prepare::{Preparing, on_a_thread},
     error::{ApiError, Code, Fault},
     front::keys::Tenant,
+    models::Lease,
     openai::{
         chat, chat::ChatBody, completions, completions::CompletionBody, embeddings, embeddings::EmbeddingBody,
     },
     responses::{create, request::ResponsesBody},
-    served::Served,
     shape::{self, Body},
 };
 
@@ -51,8 +49,8 @@ impl Route {
         owner: &str,
         body: Value,
     ) -> Result<Value, ApiError> {
-        let (tenant, served) = (admission.tenant().clone(), Arc::clone(admission.served.served()));
-        let whose = (&tenant, &served);
+        let tenant = admission.tenant().clone();
+        let whose = (&tenant, &admission.served);
         match self {
             Route::Chat => {
                 let ask =
@@ -77,7 +75,7 @@ impl Route {
                 }
                 let memory = app.remember(owner, &tenant, &body).await?;
                 // What is asked in a file of requests is answered in one, and not kept twice.
-                let asked = on_a_thread(app, &tenant, &served, move |served| {
+                let asked = on_a_thread(app, &tenant, &admission.served, move |served| {
                     Ok((body.ask(&memory, served)?, body.repeated(false)))
                 });
                 let asked = asked.await?;
@@ -96,7 +94,7 @@ fn as_written(answer: &impl Serialize) -> Value {
 /// Understands a body and makes of it what is asked, on a thread that may block.
 async fn prepared<B: Body + Send, T: Send + 'static>(
     app: &App,
-    (tenant, served): (&Tenant, &Arc<Served>),
+    (tenant, lease): (&Tenant, &Lease),
     body: Value,
     work: impl FnOnce(B, &Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -106,7 +104,7 @@ async fn prepared<B: Body + Send, T: Send + 'static>(
             "cannot be had of a request that is answered later",
         )));
     }
-    on_a_thread(app, tenant, served, move |served| work(shape::understand(body, B::UNKNOWN)?, served)).await
+    on_a_thread(app, tenant, lease, move |served| work(shape::understand(body, B::UNKNOWN)?, served)).await
 }
 
 impl App {

@@ -172,7 +172,7 @@ async fn submit(
     // What could never be answered is refused now, not after it has waited.
     let lease = app.lease(model.clone()).await?;
     let (models, chosen, urgent) = (Arc::clone(&app.models), model.clone(), caller.key.urgent);
-    let input = on_a_thread(app, caller.tenant(), lease.served(), move |served| {
+    let input = on_a_thread(app, caller.tenant(), &lease, move |served| {
         for question in Input::parse(&input)?.questions() {
             models.check_model(&question, &chosen).map_err(under_input)?;
             let asked = ask(&question, served).map_err(under_input)?;

@@ -46,7 +46,7 @@ pub(crate) async fn put(
     }
     // Compiled now: a schema that cannot be followed is refused here, and the first job finds it ready.
     let lease = app.lease(model.clone()).await?;
-    let schema = on_a_thread(&app, caller.tenant(), lease.served(), move |served| {
+    let schema = on_a_thread(&app, caller.tenant(), &lease, move |served| {
         let schema = shape::parse(&body.bytes, &|| served.check().is_ok())?;
         Schema::new(&schema, None).map_err(Failure::from)?;
         let compiled = served.compile(&Form::JsonSchema(schema.clone()));

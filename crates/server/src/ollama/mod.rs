@@ -6,5 +6,6 @@ pub(crate) mod chat;
 pub(crate) mod embed;
 pub(crate) mod generate;
 pub(crate) mod lines;
+pub(crate) mod make;
 pub(crate) mod models;
 pub(crate) mod request;

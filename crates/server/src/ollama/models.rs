@@ -19,6 +19,7 @@ use crate::{
     ask::prepare::{on_a_thread, read},
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
+    made::{MadeMessage, MadeModel},
     models::Slot,
     served::{Device, ModelCard},
     shape::{Unknown, body},
@@ -68,8 +69,8 @@ struct Process {
 
 #[derive(Debug, Serialize, ToSchema)]
 struct Details {
-    /// Empty: a model here is made of no other.
-    parent_model: &'static str,
+    /// What it was made of by `/api/create`; empty of others.
+    parent_model: String,
     format: &'static str,
     family: String,
     families: Vec<String>,
@@ -83,7 +84,7 @@ impl Details {
         let family = card.architecture.clone();
         let quantization_level = card.quant.clone();
         Details {
-            parent_model: "",
+            parent_model: String::new(),
             format: card.files.format,
             families: vec![family.clone()],
             family,
@@ -93,18 +94,25 @@ impl Details {
     }
 }
 
-fn tag(slot: &Slot) -> Tag {
+fn tag(slot: &Slot, made: Option<&MadeModel>) -> Tag {
     let loaded = slot.loaded();
     let card = loaded.as_ref().map_or(&slot.offer.card, |served| &served.card);
-    let created = i64::try_from(card.created).ok().and_then(|at| Timestamp::from_second(at).ok());
+    let (name, created) =
+        made.map_or((&card.name, card.created), |made| (&made.told.name, made.told.created));
+    let created = i64::try_from(created).ok().and_then(|at| Timestamp::from_second(at).ok());
     Tag {
-        name: card.name.clone(),
-        model: card.name.clone(),
+        name: name.clone(),
+        model: name.clone(),
         modified_at: created.unwrap_or(Timestamp::UNIX_EPOCH).to_string(),
         size: card.files.bytes,
-        digest: card.files.digest.clone(),
-        details: Details::of(card),
+        digest: made.map_or_else(|| card.files.digest.clone(), |made| made.digest(&card.files.digest)),
+        details: Details { parent_model: parent(made), ..Details::of(card) },
     }
+}
+
+/// What a model was made of; nothing where it was not made.
+fn parent(made: Option<&MadeModel>) -> String {
+    made.map_or_else(String::new, |made| made.told.from.clone())
 }
 
 fn process(slot: &Slot, idle_unload: Option<Duration>) -> Option<Process> {
@@ -143,7 +151,10 @@ fn rounded(count: u64) -> String {
 ))]
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Tags>, ApiError> {
     app.check_ready()?;
-    Ok(Json(Tags { models: app.models.all().iter().map(tag).collect() }))
+    let choices = app.models.choices();
+    let own = choices.iter().filter(|chosen| chosen.made.is_some() || chosen.adapter.is_none());
+    let tags = own.map(|chosen| tag(&app.models.all()[chosen.index], chosen.made.as_deref()));
+    Ok(Json(Tags { models: tags.collect() }))
 }
 
 /// What is loaded, as Ollama's clients ask
@@ -177,6 +188,14 @@ pub(crate) struct Shown {
     parameters: String,
     /// The model's chat template, which is Jinja.
     template: String,
+    /// What a conversation begins with that has no such message of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system: Option<String>,
+    /// What every conversation begins with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    messages: Option<Vec<MadeMessage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    license: Option<Value>,
     details: Details,
     #[schema(value_type = Object)]
     model_info: Value,
@@ -200,8 +219,8 @@ pub(crate) async fn show(
     let name = body.model.as_ref().or(body.name.as_ref());
     let name = name.ok_or_else(|| ApiError::fault(Fault::rule("model", "is required")))?;
     let lease = app.lease(app.models.named(Some(untagged(name)))?).await?;
-    let shown = on_a_thread(&app, caller.tenant(), lease.served(), |served| {
-        let template = served.template.as_ref().as_ref().ok();
+    let shown = on_a_thread(&app, caller.tenant(), &lease, |served| {
+        let template = served.template().ok();
         let capacity = served.engine.capacity();
         let mut capabilities = if capacity.encodes { vec!["embedding"] } else { vec!["completion"] };
         if let Some(template) = template {
@@ -220,11 +239,17 @@ pub(crate) async fn show(
         let mut model_info = json!({"general.architecture": architecture,
             "general.parameter_count": served.card.files.parameters});
         model_info[format!("{architecture}.context_length")] = json!(capacity.context);
+        let made = served.made();
+        let mut parameters = vec![format!("num_ctx {}", capacity.context)];
+        parameters.extend(made.map(MadeModel::parameters).into_iter().flatten());
         Ok(Shown {
-            modelfile: String::new(),
-            parameters: format!("num_ctx {}", capacity.context),
+            modelfile: made.map_or_else(String::new, MadeModel::modelfile),
+            parameters: parameters.join("\n"),
             template: template.map_or_else(String::new, |template| template.source().to_owned()),
-            details: Details::of(&served.card),
+            system: made.and_then(|made| made.told.system.clone()),
+            messages: made.map(|made| made.told.messages.clone()).filter(|messages| !messages.is_empty()),
+            license: made.and_then(|made| made.told.license.clone()),
+            details: Details { parent_model: parent(made), ..Details::of(&served.card) },
             model_info,
             capabilities,
         })
@@ -252,6 +277,13 @@ pub(crate) struct Pulled {
     status: &'static str,
 }
 
+impl Pulled {
+    /// Nothing is left to do.
+    pub(super) fn success() -> Pulled {
+        Pulled { status: "success" }
+    }
+}
+
 /// Have a model, as Ollama's clients ask
 ///
 /// A model that is served is there; others are not fetched. Lines of JSON unless `stream` is false.
@@ -272,7 +304,7 @@ pub(crate) async fn pull(
     // One that is not served is refused with the names of those that are.
     app.models.named(Some(untagged(name)))?;
     if body.stream == Some(false) {
-        return Ok(Json(Pulled { status: "success" }).into_response());
+        return Ok(Json(Pulled::success()).into_response());
     }
     let lines = "{\"status\":\"pulling manifest\"}\n{\"status\":\"success\"}\n";
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response())

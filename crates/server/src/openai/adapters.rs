@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use axum::{Extension, Json, extract::State, http::StatusCode};
+use axum::{Extension, Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -67,8 +67,8 @@ pub(crate) async fn load(
     check_right(&caller)?;
     let Read { body, model, .. } = read::<LoadAdapterBody>(&app, caller.tenant(), body).await?;
     let chosen = app.models.named(model.as_deref())?;
-    if let Some(adapter) = &chosen.adapter {
-        let rule = format!("must be a model; {:?} is an adapter", adapter.name);
+    if chosen != Chosen::model(chosen.index) {
+        let rule = format!("must be a model; {:?} is an adapter, or made of one", app.models.name(&chosen));
         return Err(ApiError::fault(Fault::rule("model", rule)));
     }
     let lease = app.lease(chosen).await?;
@@ -99,7 +99,8 @@ pub(crate) async fn unload(
     let _turn = app.models.adapter_turn.lock().await;
     let name = &body.lora_name;
     let found = app.models.named(Some(name))?;
-    let adapter = found.adapter.as_ref().filter(|adapter| adapter.loaded_from.is_some());
+    let adapter =
+        found.adapter.as_ref().filter(|adapter| found.made.is_none() && adapter.loaded_from.is_some());
     let Some(adapter) = adapter else {
         let rule =
             "must be an adapter that was loaded by /v1/load_lora_adapter; others stay with their model";
@@ -141,7 +142,8 @@ pub(crate) async fn list(
 ) -> Result<Json<Vec<LoraAdapter>>, ApiError> {
     app.check_ready()?;
     let choices = app.models.choices();
-    let adapters = choices.iter().filter_map(|chosen| Some((chosen.index, chosen.adapter.as_ref()?)));
+    let own = choices.iter().filter(|chosen| chosen.made.is_none());
+    let adapters = own.filter_map(|chosen| Some((chosen.index, chosen.adapter.as_ref()?)));
     let told = adapters.enumerate().map(|(id, (index, adapter))| LoraAdapter {
         id,
         name: adapter.name.clone(),
@@ -167,12 +169,7 @@ pub(crate) async fn scale() -> ApiError {
 
 /// Refuses a key that may not load and unload what others use.
 fn check_right(caller: &Caller) -> Result<(), ApiError> {
-    if caller.key.adapters {
-        return Ok(());
-    }
-    let message = "this key may not load or unload adapters; the operator allows it by the word `adapters` behind the \
-        key in its file";
-    Err(ApiError { status: Some(StatusCode::FORBIDDEN), ..ApiError::new(Code::Unauthorized, message) })
+    caller.check_right(caller.key.adapters, "load or unload adapters", "adapters")
 }
 
 impl App {
@@ -210,8 +207,10 @@ impl App {
         name: &str,
         in_place: bool,
     ) -> Result<Option<Arc<ModelAdapter>>, ApiError> {
-        let Ok(Chosen { index, adapter }) = self.models.named(Some(name)) else { return Ok(None) };
-        let own = adapter.filter(|it| it.loaded_from.is_some() && index == lease.chosen().index);
+        let Ok(Chosen { index, adapter, made }) = self.models.named(Some(name)) else { return Ok(None) };
+        let own = adapter
+            .filter(|_| made.is_none())
+            .filter(|it| it.loaded_from.is_some() && index == lease.chosen().index);
         match own {
             Some(adapter) if in_place => Ok(Some(adapter)),
             Some(_) => {

@@ -3,6 +3,7 @@
 pub(crate) mod adapters;
 pub(crate) mod batches;
 pub(crate) mod chat;
+pub(crate) mod classify;
 pub(crate) mod completions;
 pub(crate) mod decisions;
 pub(crate) mod echo;

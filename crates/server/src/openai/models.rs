@@ -33,7 +33,7 @@ pub(crate) struct Model {
     max_model_len: usize,
     /// Whether it is loaded. One that is not is loaded by the first request for it.
     state: Standing,
-    /// The model that it is an adapter of.
+    /// The model that it is an adapter of, or was made of.
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<String>,
     /// Further names for it.
@@ -49,12 +49,18 @@ impl Model {
         Model {
             id: models.name(chosen).to_owned(),
             object: "model",
-            created: card.created,
+            created: chosen.made.as_ref().map_or(card.created, |made| made.told.created),
             owned_by: "fornax",
             max_model_len: slot.loaded().map_or(planned, |served| served.engine.capacity().context),
             state: slot.look(Stands::standing),
-            parent: chosen.adapter.as_ref().map(|_| card.name.clone()),
-            aliases: if chosen.adapter.is_none() { card.aliases.clone() } else { Vec::new() },
+            parent: match (&chosen.made, &chosen.adapter) {
+                (Some(made), _) => Some(made.told.from.clone()),
+                (None, adapter) => adapter.as_ref().map(|_| card.name.clone()),
+            },
+            aliases: match *chosen == Chosen::model(chosen.index) {
+                true => card.aliases.clone(),
+                false => Vec::new(),
+            },
         }
     }
 }

@@ -67,13 +67,13 @@ pub(crate) async fn create(
     let entry = app.enter(&caller)?;
     let Read { body, model, share } = read::<ResponsesBody>(&app, caller.tenant(), body).await?;
     let memory = app.remember(&caller.key.owner, caller.tenant(), &body).await?;
-    let chosen = app.models.named(model.as_deref())?;
+    let chosen = app.asked(model.as_deref())?;
     if body.is_background() {
         return Ok(Json(begin(&app, &caller, chosen, body, memory).await?).into_response());
     }
     let admission = entry.admit(chosen).await?;
     let keeps = app.keeps_responses() && body.store != Some(false);
-    let understood = on_a_thread(&app, caller.tenant(), admission.served.served(), move |served| {
+    let understood = on_a_thread(&app, caller.tenant(), &admission.served, move |served| {
         let ask = body.ask(&memory, served)?;
         let asked = keeps.then(|| body.asked(&memory).iter().map(kept).collect());
         Ok((body, ask, asked))
@@ -118,8 +118,8 @@ pub(crate) async fn count(
     let _entry = app.enter(&caller)?;
     let Read { body, model, share } = read::<ResponsesBody>(&app, caller.tenant(), body).await?;
     let memory = app.remember(&caller.key.owner, caller.tenant(), &body).await?;
-    let lease = app.lease(app.models.named(model.as_deref())?).await?;
-    let counted = on_a_thread(&app, caller.tenant(), lease.served(), move |served| {
+    let lease = app.lease(app.asked(model.as_deref())?).await?;
+    let counted = on_a_thread(&app, caller.tenant(), &lease, move |served| {
         Ok(body.ask(&memory, served)?.request.prompt.len())
     });
     let input_tokens = counted.await?;
@@ -128,7 +128,7 @@ pub(crate) async fn count(
 }
 
 /// An item as it is kept.
-fn kept(item: &InputItem) -> ResponseItem {
+pub(super) fn kept(item: &InputItem) -> ResponseItem {
     let (id, body) = item.kept();
     ResponseItem { id, said: false, body: body.to_string() }
 }
@@ -156,20 +156,21 @@ async fn begin(
     let chosen = app.models.lasting(Some(app.models.name(&chosen)))?;
     let (store, lease) = (app.store()?, app.lease(chosen.clone()).await?);
     let model = lease.name().to_owned();
-    let understood = on_a_thread(app, caller.tenant(), lease.served(), move |served| {
+    let understood = on_a_thread(app, caller.tenant(), &lease, move |served| {
         let ask = body.ask(&memory, served)?;
         ask.request.check(&served.engine.capacity())?;
         let asked = body.asked(&memory);
         let items: Vec<ResponseItem> = asked.iter().map(kept).collect();
         let repeated = body.repeated(true);
         let previous = body.previous().map(str::to_owned);
+        let conversation = body.conversation().map(str::to_owned);
         // It is answered when this is gone: with what was meant, as a request that is not kept again.
         body.input = ResponsesInput::Items(asked);
         (body.background, body.store) = (None, Some(false));
         let input = serde_json::to_value(&body).expect("bodies are JSON");
-        Ok((items, repeated, previous, input))
+        Ok((items, repeated, (previous, conversation), input))
     });
-    let (items, repeated, previous, input) = understood.await?;
+    let (items, repeated, (previous, conversation), input) = understood.await?;
     drop(lease);
     let mut response = Items::new(&model, repeated).response(None);
     response["status"] = json!("queued");
@@ -177,6 +178,7 @@ async fn begin(
         id: response["id"].as_str().unwrap_or_default().to_owned(),
         owner: caller.key.owner.to_string(),
         previous,
+        conversation,
         body: response.to_string(),
         items,
     };

@@ -6,7 +6,10 @@ use axum::http::StatusCode;
 use fornax_jobs::{EndedResponse, NewResponse, ResponseItem, State};
 use serde_json::{Value, json};
 
-use super::request::{InputItem, ResponsesBody};
+use super::{
+    conversations::is_conversation,
+    request::{InputItem, ResponsesBody},
+};
 use crate::{
     app::{App, unix_seconds},
     ask::prepare::blocking,
@@ -39,6 +42,8 @@ pub(crate) struct Keeping {
     app: Arc<App>,
     owner: String,
     previous: Option<String>,
+    /// The conversation that it is added to.
+    conversation: Option<String>,
     asked: Vec<ResponseItem>,
     /// The client said so: what cannot be kept then is an error, and the answer without its being kept otherwise.
     is_demanded: bool,
@@ -54,6 +59,7 @@ impl Keeping {
             id: response["id"].as_str().unwrap_or_default().to_owned(),
             owner: self.owner.clone(),
             previous: self.previous.clone(),
+            conversation: self.conversation.clone(),
             items: items.collect(),
             body: response.to_string(),
         };
@@ -119,6 +125,7 @@ impl App {
         let fields = [
             ("background", body.is_background()),
             ("previous_response_id", body.previous().is_some()),
+            ("conversation", body.conversation().is_some()),
             ("input", !references.is_empty()),
         ];
         let Some((field, _)) = fields.into_iter().find(|(_, needed)| *needed) else { return Ok(memory) };
@@ -130,16 +137,37 @@ impl App {
         let (mut before, mut named) = (Vec::new(), Vec::new());
         let most = self.options.body_bytes_max;
         let mut bytes = 0;
-        if let Some(id) = body.previous() {
+        let from = match (body.previous(), body.conversation()) {
+            (Some(_), Some(_)) => {
+                let rule = "cannot be combined with previous_response_id";
+                return Err(ApiError::fault(Fault::rule("conversation", rule)));
+            }
+            (Some(id), None) => Some(("previous_response_id", id)),
+            (None, id) => id.map(|id| ("conversation", id)),
+        };
+        if let Some((field, id)) = from {
+            let is_own = field == "conversation";
             let wrong = |code, rule: &str| {
-                let fault = Fault::rule("previous_response_id", rule);
+                let fault = Fault::rule(field, rule);
                 let message = fault.message.clone();
                 let status = Some(StatusCode::BAD_REQUEST);
                 ApiError { faults: vec![fault], status, ..ApiError::new(code, message) }
             };
-            let gone = "there is no such response of this key; responses are kept for a limited time";
-            let conversation = store.conversation(owner, id).await?;
-            let conversation = conversation.ok_or_else(|| wrong(Code::ResponseNotFound, gone))?;
+            let (code, gone) = match is_own {
+                true => (
+                    Code::ConversationNotFound,
+                    "there is no such conversation of this key; they are kept for a limited time",
+                ),
+                false => (
+                    Code::ResponseNotFound,
+                    "there is no such response of this key; responses are kept for a limited time",
+                ),
+            };
+            let conversation = match is_own == is_conversation(id) {
+                true => store.conversation(owner, id).await?,
+                false => None,
+            };
+            let conversation = conversation.ok_or_else(|| wrong(code, gone))?;
             if conversation.is_open {
                 return Err(wrong(Code::InvalidInput, "is still being answered"));
             }
@@ -195,6 +223,7 @@ impl App {
             app: Arc::clone(self),
             owner: owner.to_owned(),
             previous: body.previous().map(str::to_owned),
+            conversation: body.conversation().map(str::to_owned),
             asked,
             is_demanded: body.store == Some(true),
             _room: room,

@@ -4,6 +4,7 @@
 //! items. Where the server keeps jobs it keeps responses, too: later requests go on from them, and those in the
 //! background are jobs.
 
+pub(crate) mod conversations;
 pub(crate) mod create;
 pub(crate) mod items;
 pub(crate) mod memory;

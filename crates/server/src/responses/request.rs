@@ -45,7 +45,6 @@ const ITEMS_MAX: usize = 16384;
 
 /// Fields of OpenAI's API that would change the answer and are not honoured.
 const UNSUPPORTED: &[Unsupported] = &[
-    Unsupported { field: "conversation", neutral: &[] },
     Unsupported { field: "prompt", neutral: &[] },
     Unsupported { field: "top_logprobs", neutral: &["0"] },
     // Nothing is cut: what is too long is refused, which `auto` leaves open.
@@ -65,6 +64,9 @@ pub(crate) struct ResponsesBody {
     /// responses.
     #[schema(max_length = 256)]
     previous_response_id: Option<String>,
+    /// The conversation that it goes on from, by its id or as {id}: its items stand before `input`, and what is asked and
+    /// answered is added to it, unless `store` is false. Needs a server that keeps responses.
+    conversation: Option<ConversationOf>,
     /// Whether the response is kept; true by default, where the server keeps responses.
     pub(crate) store: Option<bool>,
     /// Answer later: the response is queued, and retrieved until it has ended. Needs a server that keeps responses.
@@ -93,6 +95,20 @@ pub(crate) struct ResponsesBody {
 }
 
 body!(ResponsesBody, Unknown::IgnoreBut(UNSUPPORTED));
+
+/// A conversation, by its id.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(untagged)]
+enum ConversationOf {
+    Id(String),
+    Object(ConversationId),
+}
+
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+struct ConversationId {
+    #[schema(max_length = 256)]
+    id: String,
+}
 
 /// A string, or items.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
@@ -171,6 +187,13 @@ impl ResponsesBody {
         self.previous_response_id.as_deref().filter(|id| !id.is_empty())
     }
 
+    /// The conversation that it goes on from and is added to.
+    pub(crate) fn conversation(&self) -> Option<&str> {
+        let (ConversationOf::Id(id) | ConversationOf::Object(ConversationId { id })) =
+            self.conversation.as_ref()?;
+        Some(id).filter(|id| !id.is_empty()).map(String::as_str)
+    }
+
     /// The items that it names instead of sending them again, and how often.
     pub(crate) fn references(&self) -> BTreeMap<String, usize> {
         let mut named = BTreeMap::new();
@@ -199,7 +222,7 @@ impl ResponsesBody {
 
     /// What a response repeats of its request.
     pub(crate) fn repeated(&self, stored: bool) -> Value {
-        json!({"previous_response_id": self.previous(), "store": stored, "background": self.is_background(),
+        let mut repeated = json!({"previous_response_id": self.previous(), "store": stored, "background": self.is_background(),
             "metadata": self.metadata.clone().unwrap_or_default(),
             "instructions": self.instructions, "max_output_tokens": self.max_output_tokens,
             "temperature": self.temperature, "top_p": self.top_p,
@@ -207,7 +230,11 @@ impl ResponsesBody {
             "tool_choice": self.tool_choice.clone().unwrap_or_else(|| json!("auto")),
             "tools": self.tools.iter().flatten().map(repeated_tool).collect::<Vec<Value>>(),
             "text": {"format": self.text.as_ref().and_then(|text| text.format.as_ref()).map_or_else(
-                || json!({"type": "text"}), |format| json!({"type": format.r#type, "name": format.name, "schema": format.schema}))}})
+                || json!({"type": "text"}), |format| json!({"type": format.r#type, "name": format.name, "schema": format.schema}))}});
+        if let Some(id) = self.conversation() {
+            repeated["conversation"] = json!({"id": id});
+        }
+        repeated
     }
 
     /// The question that it asks.
@@ -244,7 +271,12 @@ impl ResponsesBody {
     fn messages(&self, memory: &Memory, blind: Blind, faults: &mut Vec<Fault>) -> Vec<Message> {
         let mut messages: Vec<Message> = self.instructions.iter().map(Message::system).collect();
         for item in &memory.before {
-            item.write("previous_response_id", blind, &mut messages, faults);
+            item.write(
+                if self.conversation().is_some() { "conversation" } else { "previous_response_id" },
+                blind,
+                &mut messages,
+                faults,
+            );
         }
         match &self.input {
             ResponsesInput::Text(text) => messages.push(Message::user(text)),
@@ -406,6 +438,11 @@ impl InputItem {
         set("output", self.output.as_ref().map(text_or_parts));
         set("summary", self.summary.as_ref().map(|summary| parts(summary, "summary_text")));
         (id, kept)
+    }
+
+    /// Says what is wrong with it, whichever model may read it.
+    pub(crate) fn check(&self, path: &str, faults: &mut Vec<Fault>) {
+        self.write(path, None, &mut Vec::new(), faults);
     }
 
     /// Adds what it means to the conversation: thoughts, words and calls of one answer are one message of the assistant.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
 
-use super::{create::ResponseAnswer, memory::ended};
+use super::{conversations::is_conversation, create::ResponseAnswer, memory::ended};
 use crate::{
     app::App,
     error::{ApiError, Code, Fault},
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Items of one page, as many as OpenAI tells.
-const PAGE_MAX: i64 = 100;
+pub(super) const PAGE_MAX: i64 = 100;
 
 /// How it is to be told.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -67,7 +67,7 @@ pub(crate) async fn delete(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    match app.store()?.delete_response(&caller.key.owner, &id).await? {
+    match !is_conversation(&id) && app.store()?.delete_response(&caller.key.owner, &id).await? {
         true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
         false => Err(no_response()),
     }
@@ -133,7 +133,11 @@ fn no_response() -> ApiError {
 impl App {
     /// Room for a response of the caller's key, before it is read.
     async fn response_room(&self, caller: &Caller, id: &str) -> Result<Share, ApiError> {
-        let bytes = self.store()?.response_bytes(&caller.key.owner, id).await?.ok_or_else(no_response)?;
+        let store = self.store()?;
+        if is_conversation(id) {
+            return Err(no_response());
+        }
+        let bytes = store.response_bytes(&caller.key.owner, id).await?.ok_or_else(no_response)?;
         self.room(caller.tenant(), bytes).await
     }
 

@@ -50,6 +50,31 @@ const clients = {
     await aiSdk(createAnthropic({ baseURL: `${base}/v1`, apiKey: "none" })("script"), false);
   },
 
+  async ai_sdk_openai_js() {
+    // Its provider for OpenAI itself speaks the Responses API.
+    const { createOpenAI } = await load("@ai-sdk/openai");
+    await aiSdk(createOpenAI({ baseURL: `${base}/v1`, apiKey: "none" })("script"), true);
+  },
+
+  async langchain_js() {
+    const { ChatOpenAI } = await load("@langchain/openai");
+    const { tool } = await load("@langchain/core/tools");
+    const { HumanMessage } = await load("@langchain/core/messages");
+    const { z } = await load("zod");
+    const weatherOf = tool(weather, { name: "weather_of", description: "The weather.", schema: z.object({ city: z.string() }) });
+    const model = new ChatOpenAI({ model: "script", apiKey: "none", maxRetries: 0, configuration: { baseURL: `${base}/v1` } });
+    const agent = model.bindTools([weatherOf]);
+    const messages = [new HumanMessage(question)];
+    let called;
+    for await (const part of await agent.stream(messages)) called = called ? called.concat(part) : part;
+    messages.push(called, await weatherOf.invoke(called.tool_calls[0]));
+    const answer = await agent.invoke(messages);
+    demand(answer.content === "It is mild." && messages[2].content === "18 degrees in Paris", messages);
+    const formed = model.withStructuredOutput(z.object({ degrees: z.number().int() }), { method: "jsonSchema" });
+    const report = await formed.invoke("As JSON, please.");
+    demand(report.degrees === 18, report);
+  },
+
   async openai_js() {
     const { default: OpenAI } = await load("openai");
     const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: "none", maxRetries: 0 });

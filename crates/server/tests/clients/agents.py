@@ -257,6 +257,163 @@ def semantic_kernel():
     assert "18 degrees in Paris" in history.to_prompt(), history
 
 
+def openai_conversations():
+    """Conversations that the server keeps: the openai package's own calls, and openai-agents' session of them."""
+    import asyncio
+
+    import agents
+    import openai
+
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=0)
+    begun = client.conversations.create(items=[{"role": "developer", "content": "Be brief."}], metadata={"topic": "weather"})
+    said = client.responses.create(model="script", input=QUESTION, conversation=begun.id)
+    assert said.conversation.id == begun.id and said.output_text == "It is mild.", said
+    items = client.conversations.items.list(begun.id, order="asc")
+    assert [item.role for item in items] == ["developer", "user", "assistant"], items
+    assert client.conversations.update(begun.id, metadata={"topic": "none"}).metadata == {"topic": "none"}
+    first = items.data[0].id
+    assert client.conversations.items.retrieve(first, conversation_id=begun.id).id == first
+    client.conversations.items.delete(first, conversation_id=begun.id)
+    assert len(client.conversations.items.list(begun.id).data) == 2
+    assert client.conversations.delete(begun.id).deleted
+
+    agents.set_tracing_disabled(True)
+    client = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=0)
+    session = agents.OpenAIConversationsSession(openai_client=client)
+    agent = agents.Agent("weather", model=agents.OpenAIResponsesModel("script", client))
+
+    async def talk():
+        for _ in range(2):
+            assert (await agents.Runner.run(agent, QUESTION, session=session)).final_output == "It is mild."
+        kept = await session.get_items()
+        assert [item["role"] for item in kept] == ["user", "assistant"] * 2, kept
+        assert (await session.pop_item())["role"] == "assistant"
+        await session.clear_session()
+
+    asyncio.run(talk())
+
+
+def ollama_made():
+    """Models that are made of others, as Ollama's users do."""
+    import ollama
+
+    client = ollama.Client(host=base)
+    made = list(client.create("mario", from_="script", system="You are Mario.", parameters={"temperature": 0.5}, stream=True))
+    assert made[-1].status == "success", made
+    client.copy("mario", "luigi")
+    client.delete("mario")
+    assert sorted(model.model for model in client.list().models) == ["luigi", "script"]
+    shown = client.show("luigi")
+    assert "FROM script" in shown.modelfile and "You are Mario." in shown.modelfile, shown
+    assert client.chat("luigi", [{"role": "user", "content": QUESTION}]).message.content == "It is mild."
+    try:
+        client.chat("mario", [{"role": "user", "content": QUESTION}])
+    except ollama.ResponseError as error:
+        assert error.status_code == 404, error
+    else:
+        raise AssertionError("it was deleted")
+
+
+def agno():
+    from agno.agent import Agent
+    from agno.models.openai.like import OpenAILike
+
+    agent = Agent(model=OpenAILike(id="script", base_url=f"{base}/v1", api_key=KEY), tools=[weather_of], telemetry=False)
+    parts = [part for part in agent.run(QUESTION, stream=True, stream_events=True)]
+    results = [part.tool.result for part in parts if getattr(part, "event", "") == "ToolCallCompleted"]
+    assert results == ["18 degrees in Paris"], parts
+    told = "".join(str(part.content) for part in parts if getattr(part, "event", "") == "RunContent")
+    assert told.endswith("It is mild."), parts
+
+
+def strands(model):
+    from strands import Agent, tool
+
+    agent = Agent(model=model, tools=[tool(weather_of)], callback_handler=None)
+    answer = agent(QUESTION)
+    assert str(answer).strip().endswith("It is mild."), answer
+    results = [part["toolResult"] for message in agent.messages for part in message["content"] if "toolResult" in part]
+    assert results[0]["content"] == [{"text": "18 degrees in Paris"}], results
+
+
+def strands_openai():
+    from strands.models.openai import OpenAIModel
+
+    strands(OpenAIModel(client_args={"base_url": f"{base}/v1", "api_key": KEY, "max_retries": 0}, model_id="script"))
+
+
+def strands_anthropic():
+    from strands.models.anthropic import AnthropicModel
+
+    strands(AnthropicModel(client_args={"base_url": base, "api_key": KEY, "max_retries": 0}, model_id="script", max_tokens=512))
+
+
+def strands_ollama():
+    from strands.models.ollama import OllamaModel
+
+    strands(OllamaModel(base, model_id="script"))
+
+
+def autogen():
+    import asyncio
+
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    skills = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True, "family": "unknown"}
+    client = OpenAIChatCompletionClient(model="script", base_url=f"{base}/v1", api_key=KEY, model_info=skills, max_retries=0)
+    agent = AssistantAgent("weather", model_client=client, tools=[weather_of], reflect_on_tool_use=True, model_client_stream=True)
+
+    async def loop():
+        return [part async for part in agent.run_stream(task=QUESTION)]
+
+    last = asyncio.run(loop())[-1]
+    assert last.messages[-1].content.endswith("It is mild."), last
+    assert any("18 degrees in Paris" in str(message) for message in last.messages), last
+
+
+def haystack():
+    from typing import Annotated
+
+    from haystack.components.agents import Agent
+    from haystack.components.generators.chat import OpenAIChatGenerator
+    from haystack.dataclasses import ChatMessage
+    from haystack.tools import create_tool_from_function
+    from haystack.utils import Secret
+
+    def weather(city: Annotated[str, "Where."]) -> str:
+        """The weather."""
+        return weather_of(city)
+
+    generator = OpenAIChatGenerator(
+        model="script", api_base_url=f"{base}/v1", api_key=Secret.from_token(KEY), max_retries=0)
+    agent = Agent(chat_generator=generator, tools=[create_tool_from_function(weather, name="weather_of")])
+    told = agent.run(messages=[ChatMessage.from_user(QUESTION)])["messages"]
+    assert told[-1].text == "It is mild.", told
+    assert any(message.tool_call_result and message.tool_call_result.result == "18 degrees in Paris" for message in told), told
+
+
+def shell_gpt():
+    program = pathlib.Path(sys.executable).parent / "sgpt"
+    said = ran(program, "--model", "script", "--no-cache", "--no-md", "--no-functions", QUESTION, API_BASE_URL=f"{base}/v1",
+               OPENAI_API_KEY=KEY, DEFAULT_MODEL="script", USE_LITELLM="false", OPENAI_USE_FUNCTIONS="false")
+    assert said.strip() == "It is mild.", said
+
+
+def gptme():
+    program = pathlib.Path(sys.executable).parent / "gptme"
+    said = ran(program, "--non-interactive", "--no-confirm", "--model", "local/script", "--tools", "shell", "--tool-format", "markdown",
+               "Run it.", OPENAI_BASE_URL=f"{base}/v1", OPENAI_API_KEY=KEY)
+    assert pathlib.Path("by-gptme").read_text() == "it-ran\n", said
+
+
+def qwen_code():
+    said = ran(f"{folder}/npm/node_modules/.bin/qwen", "--yolo", "-p", "Run it.", "--auth-type", "openai", "--model", "script",
+               "--openai-base-url", f"{base}/v1", "--openai-api-key", KEY)
+    assert "The command has run." in said, said
+    assert pathlib.Path("by-qwen").read_text() == "it-ran\n"
+
+
 def llm():
     home = pathlib.Path("llm")
     home.mkdir()

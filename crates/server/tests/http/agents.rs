@@ -12,7 +12,10 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::world::{Setup, World};
+use crate::{
+    jobs::keeping,
+    world::{Setup, World},
+};
 
 /// A client, and what its model says.
 #[derive(Deserialize)]
@@ -35,7 +38,9 @@ fn installed(test: &str) -> Option<PathBuf> {
 /// Runs a client against a model that says these acts, one for each request.
 async fn run(agent: &Agent, folder: &Path) -> Result<(), String> {
     let setup = Setup { context: 200_000, ..Setup::skilled(&agent.acts.join("\x0c")) };
-    let world = World::ready(setup).await;
+    // What clients have kept is forgotten with the folder.
+    let store = tempfile::tempdir().unwrap();
+    let world = World::ready(keeping(store.path(), setup)).await;
     let program = match &agent.python {
         Some(environment) => folder.join(environment).join("bin/python"),
         None => PathBuf::from("python3"),

@@ -231,7 +231,6 @@ async fn routes_of_other_servers_that_are_not_here_say_why() {
     let world = World::ready(Setup::default()).await;
     for (path, why) in [
         ("/slots/0?action=save", "slots are not saved"),
-        ("/v1/classify", "/v1/systemone"),
         ("/v1/audio/speech", "no sound"),
         ("/v1/nothing", "nothing at this path"),
     ] {
@@ -240,4 +239,25 @@ async fn routes_of_other_servers_that_are_not_here_say_why() {
         assert_eq!((refused.status, &error["code"]), (404, &json!("UNKNOWN_ENDPOINT")));
         assert!(error["message"].as_str().unwrap().contains(why), "{error}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_not_there_is_the_first_one_where_that_is_wanted() {
+    let mut setup = Setup::default();
+    setup.options.any_model_name = true;
+    let world = World::ready(setup).await;
+    let hi = json!([{"role": "user", "content": "Hi"}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"model": "gpt-4", "messages": hi})),
+        ("/v1/messages", json!({"model": "claude", "max_tokens": 9, "messages": hi})),
+        ("/v1/responses", json!({"model": "gpt-5", "input": "Hi"})),
+        ("/api/chat", json!({"model": "llama3:8b", "messages": hi, "stream": false})),
+    ] {
+        let told = post(world.address, path, &body).await;
+        assert_eq!((told.status, &told.json()["model"]), (200, &json!("script")), "{path}: {}", told.body);
+    }
+    // What is looked up or changed is not another one.
+    assert_eq!(get(world.address, "/v1/models/gpt-4").await.status, 404);
+    assert_eq!(post(world.address, "/api/show", &json!({"model": "gpt-4"})).await.status, 404);
+    world.stopped().await.unwrap();
 }

@@ -178,7 +178,8 @@ async fn errors_are_a_text_and_nothing_is_accepted_in_vain() {
     let gap = json!({"model": "script", "prompt": "a", "suffix": "b"});
     check("/api/generate", gap, 400, "no tokens to ask for what stands between").await;
     check("/api/pull", json!({"model": "other"}), 404, "no such model").await;
-    check("/api/copy", json!({"source": "script", "destination": "b"}), 404, "not copied here").await;
+    check("/api/copy", json!({"source": "other", "destination": "b"}), 404, "no such model").await;
+    check("/api/blobs/sha256:0", json!({}), 404, "weights are not sent here").await;
     check("/api/nothing", json!({}), 404, "nothing at this path").await;
     world.stopped().await.unwrap();
 }

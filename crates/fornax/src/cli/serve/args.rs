@@ -115,7 +115,8 @@ fn model_context(text: &str) -> Result<(String, usize), String> {
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
     /// Keys, one a line; every route but /ready then needs one. Behind a key may stand owner=NAME (keys of one owner
-    /// see each other's jobs), priority (its requests may go before others) and adapters (it may load and unload adapters)
+    /// see each other's jobs), priority (its requests may go before others), adapters (it may load and unload adapters) and
+    /// models (it may make models of those that are served, and forget them)
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Keys find each other's cached prefixes: faster where they send the same, and each can find out what others sent
@@ -170,6 +171,9 @@ pub(crate) struct LimitArgs {
     /// /health is 503 until the first model is loaded, as launchers of llama.cpp's server expect
     #[arg(long)]
     pub(crate) health_when_ready: bool,
+    /// Requests for a model that is not there are answered by the first one, as llama.cpp's server does
+    #[arg(long)]
+    pub(crate) any_model_name: bool,
     /// Bytes of a file of requests (/v1/files), or with KiB, MiB
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = byte_size)]
     pub(crate) max_file: u64,

@@ -484,6 +484,7 @@ fn options(args: &Serve) -> anyhow::Result<ServerOptions> {
         tls: tls.map(|(cert, key)| TlsFiles { cert, key }),
         body_bytes_max,
         health_when_ready: limits.health_when_ready,
+        any_model_name: limits.any_model_name,
         file_bytes_max: usize::try_from(limits.max_file).unwrap_or(usize::MAX),
         bodies_bytes_max: defaults.bodies_bytes_max.max(body_bytes_max.saturating_mul(2)),
         rows_bytes_max: usize::try_from(limits.max_image_rows).unwrap_or(usize::MAX),
