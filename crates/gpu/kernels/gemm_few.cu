@@ -6,8 +6,8 @@
 // consumers, and where there are fewer tiles than warps, the last ones repeat the last tile. In one producer warpgroup
 // a warp copies weights, a step of all tiles at once, and another activations, PIECES x 64 columns at once. Sums are
 // those of gemv.cu in the same order, and have the same bits: with several split-K slices (SLICES), the blocks of a
-// cluster have one each of the same tiles and add them up through distributed shared memory. Reads weight planes and
-// activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
+// cluster have one each of the same tiles and add them up through distributed shared memory. With FLOATS8 weights and
+// activations are 8-bit floats, summed as in gemm.cu, one row too. Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
 #include QUANT
 #include "bulk.cuh"
 #include "form.cuh"
@@ -15,7 +15,7 @@
 #include "chip/nvidia_wgmma.cuh"
 
 struct Inputs {
-    const u8* values;      // (64 columns, rows, 128 bytes)
+    const u8* values;      // (PIECE columns, rows, 128 bytes)
     const float* factors;  // (rows) what a row's sums are multiplied by
     int first, limit;      // the first row of the step that it holds, and how many it holds at most
     int rows;              // its capacity: a multiple of 8
@@ -26,7 +26,8 @@ struct Inputs {
 #define WARPS (WARPGROUPS * 4)  // consumers
 #define UNIT (GATES ? 2 : 1)
 #define OUTPUTS (WIDTH / 2)  // sums of a lane: 16 rows x WIDTH of a warp
-#define PIECES (WIDTH < 64 ? 2 : 1)
+#define PIECE (FLOATS8 ? 128 : 64)  // columns of 128 bytes of activations
+#define PIECES (WIDTH < 64 && !FLOATS8 ? 2 : 1)
 #define STAGE_A (TILES * Quant::Bytes::BYTES)
 #define STAGE_B (PIECES * WIDTH * 128)
 #define ENDED (OUTPUTS / 2)              // sums of a lane's that it ends, where others are gates'
@@ -86,7 +87,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
             RingPosition<STAGES_B> at;
             const u32 bytes = min(WIDTH, in.rows) * 128;
             for (int round = 0; round < rounds; round++) {
-                for (u32 k = begin * (Quant::STEP / 64); k < end * (Quant::STEP / 64); k += PIECES) {
+                for (u32 k = begin * (Quant::STEP / PIECE); k < end * (Quant::STEP / PIECE); k += PIECES) {
                     u64* full = barriers_b.full + at.stage;
                     mbarrier_wait(barriers_b.empty + at.stage, at.parity ^ 1);
                     mbarrier_expect(full, PIECES * bytes);
@@ -122,6 +123,31 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
         const u8* staged = weights + min(warp, units * UNIT - 1) * Quant::Bytes::BYTES;
         if (round + 1 == rounds) let_next_start();
         float acc[OUTPUTS];
+#if FLOATS8
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++) acc[i] = 0.0f;
+#pragma unroll 1
+        for (u32 s = begin; s < end; s++) {
+            const u8* step = staged + slot_a.stage * STAGE_A;
+            mbarrier_wait(barriers_a.full + slot_a.stage, slot_a.parity);
+            mbarrier_wait(barriers_b.full + slot_b.stage, slot_b.parity);
+            const u64 columns = wgmma_descriptor(ring_b + slot_b.stage * STAGE_B);
+            float products[OUTPUTS];
+            wgmma_fence();
+            Quant::floats8(step, lane, [&](int k, const u32 a[4]) { WgmmaFloats8<WIDTH>::multiply(products, a, columns + 2 * k, k > 0); });
+            wgmma_commit();
+            const float scales[2] = {Quant::step_scale(step, lane, 0), Quant::step_scale(step, lane, 1)};
+            wgmma_wait<0>();
+            wgmma_fence_operands(products);
+            // Every lane arrives for itself, as below.
+            mbarrier_arrive(barriers_a.empty + slot_a.stage);
+            if (lane == 0) mbarrier_arrive(barriers_b.empty + slot_b.stage);
+            slot_a.move();
+            slot_b.move();
+#pragma unroll
+            for (int i = 0; i < OUTPUTS; i++) acc[i] = __fmaf_rn(products[i], scales[i / 2 % 2], acc[i]);
+        }
+#else
         u32 last = STAGES_B;  // a stage of activations that is free when the next product has begun
 #pragma unroll 1
         for (u32 s = begin; s < end; s++) {
@@ -160,6 +186,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
         }
         wgmma_wait<0>();
         if (last < STAGES_B && lane == 0) mbarrier_arrive(barriers_b.empty + last);
+#endif
         consumers_sync();
 
         // Sum i of a lane is of its tile's row g, or of the eighth below, and of this token.

@@ -36,14 +36,16 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         }
     }
     // Sums are shared out differently in larger weights, and prompts have other kernels than batches.
-    for dtype in [DType::BF16, DType::Q8_0, DType::MXFP8, DType::FP8_128, DType::Q4_K, DType::Q6_K] {
+    let shared_out =
+        [DType::BF16, DType::Q8_0, DType::MXFP8, DType::FP8_128, DType::FP8_A8, DType::Q4_K, DType::Q6_K];
+    for dtype in shared_out {
         for (rows, tokens) in [(1100, 300), (2200, 300), (8500, 150), (17_000, 150)] {
             let case = format!("matmul {dtype} {rows}x512: {tokens} rows, and in groups");
             suite.same_bits(case, |backend| regrouped(backend, dtype, (rows, 512), tokens));
         }
     }
     // Long rows of several hundred tokens, weights of so many rows that blocks have more of them, and gates.
-    for dtype in [DType::BF16, DType::Q4_K] {
+    for dtype in [DType::BF16, DType::Q4_K, DType::FP8_A8] {
         for (rows, columns, tokens) in
             [(1100, 8192, 150), (1100, 8192, 200), (1500, 4096, 230), (4600, 1024, 210), (25_300, 256, 70)]
         {

@@ -85,8 +85,11 @@ impl FewPlan {
             1 => able.multiprocessors,
             _ => CLUSTERED.min(able.multiprocessors) / slices,
         };
-        // Sums need registers.
+        // Sums need registers: of 8-bit floats twice as many.
         let groups_max = match (width, slices) {
+            (33..=64, _) if part.format.takes_floats8() => 4,
+            (65..=96, _) if part.format.takes_floats8() => 3,
+            (97.., _) if part.format.takes_floats8() => 2,
             (0..=WIDTH_WIDE, _) => 5,
             (_, 1) => 3,
             _ => 4,
@@ -126,14 +129,14 @@ impl FewPlan {
         room: usize,
     ) -> Option<([usize; 2], usize)> {
         let weights = tiles * part.format.step_bytes();
-        let pieces = if width < WIDTH_WIDE { 2 } else { 1 };
+        let pieces = if width < WIDTH_WIDE { 128 / part.format.piece_columns() } else { 1 };
         let activations = pieces * width * 128;
         // The starts of groups of eight rows; what is handed over.
         let passed = tiles.next_multiple_of(GROUP_TILES) * (width / 4).min(8) * 128;
         let fixed = 1024 + if gates { passed } else { 0 };
         let room = room.checked_sub(fixed + 2 * weights)?;
         // Weights get what activations leave,
-        let ahead = (room / activations).min(if pieces == 2 { 3 } else { 4 });
+        let ahead = (room / activations).min(if width < WIDTH_WIDE { 3 } else { 4 });
         if ahead < 2 {
             return None;
         }
@@ -169,7 +172,8 @@ pub(crate) fn programs(
     able: &Abilities,
 ) -> Vec<Key> {
     let most = most.min(rows_max(part));
-    let mut below = 1;
+    // One row is done here, too, where no other kernel does it.
+    let mut below = if part.format.takes_floats8() { 0 } else { 1 };
     let needed = WIDTHS.into_iter().filter(|width| {
         // A number of rows between two widths takes the wider one; rare numbers of rows share a few widths.
         let rare = [WIDTHS[0], WIDTH_WIDE, ROWS_MAX].contains(width) || most <= *width;
@@ -253,11 +257,12 @@ mod tests {
 
     #[test]
     fn every_shape_fits_a_block_and_reads_ahead() {
-        for format in [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1] {
+        let some = [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1];
+        for format in some.into_iter().chain([Format::FP8_A8]) {
             for rows in [16, 512, 9728, 16_000, 37_888, 152_064] {
                 for columns in [256, 1024, 3584, 8192, 18_944] {
                     for gates in [false, true] {
-                        for limit in [2, 8, 17, 64, 65, 128] {
+                        for limit in [1, 2, 8, 17, 64, 65, 128] {
                             let part = part(format, (rows, columns));
                             let shape = FewPlan::of(&part, gates, limit, &HOPPER);
                             if gates && (rows == 16 || slices(&part) > 1) || limit > rows_max(&part) {
