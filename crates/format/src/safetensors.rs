@@ -152,7 +152,6 @@ impl Safetensors {
     /// other floats it is a layer's own: heads, and tables that are looked up, stay more exact, and so do experts.
     fn takes_floats8(&self, view: &View<'_>, columns: usize) -> bool {
         let whole = columns > 0 && columns.is_multiple_of(DType::FP8_A8.block_values());
-        let of_layer = view.name.split('.').any(|part| part.parse::<u32>().is_ok());
         whole
             && !view.name.contains(".experts.")
             && match view.packing.as_deref() {
@@ -160,7 +159,7 @@ impl Safetensors {
                     across.is_multiple_of(DType::FP8_A8.block_values()) || *across >= columns
                 }
                 Some(_) => false,
-                None => of_layer && self.quantize == Some(DType::MXFP8),
+                None => of_layer(view) && self.quantize == Some(DType::MXFP8),
             }
     }
 
@@ -177,9 +176,11 @@ impl Safetensors {
             view.lands = Some(DType::FP8_A8);
             return view;
         }
+        // A head of 8-bit floats costs more than all layers of them.
+        let head = self.floats8 && !of_layer(&view);
         // Rows that do not fill blocks of 256 take the next more precise type that they fill.
         view.lands = self.quantize.and_then(|dtype| {
-            [dtype, DType::Q8_0].into_iter().find(|dtype| columns.is_multiple_of(dtype.block_values()))
+            [if head && dtype == DType::MXFP8 { DType::Q8_0 } else { dtype }, DType::Q8_0].into_iter().find(|dtype| columns.is_multiple_of(dtype.block_values()))
         });
         view
     }
@@ -243,6 +244,11 @@ impl Safetensors {
         let paths = maps.iter().map(|map| map.path().to_path_buf()).collect();
         Ok(Safetensors { table, maps, paths, packed: None, quantize: None, floats8: false })
     }
+}
+
+/// Whether a matrix is one of a layer's: heads and embeddings have no number in their names.
+fn of_layer(view: &View<'_>) -> bool {
+    view.name.split('.').any(|part| part.parse::<u32>().is_ok())
 }
 
 /// Weights in formats that are not read, for the error that says so.

@@ -44,6 +44,7 @@ struct Inputs {
 #define OUTPUTS (WIDTH / 2)  // sums of a lane: 16 rows x WIDTH of a warp
 #define STAGE_A (ROW_TILES * Quant::Bytes::BYTES)
 #define PIECE (FLOATS8 ? 128 : 64)  // columns of 128 bytes of activations
+#define SHARES (WIDTH > 192 || (SLICED && WIDTH > 128) ? 2 : 1)  // of a block's rows whose 8-bit products are in registers at once
 #define STAGE_B (WIDTH * 128)
 #define RASTER (2048 / WIDTH)  // tiles of activations that stay in the cache: 15 MB of 3584 columns
 #define PASSED (WARPGROUPS == 2 && WIDTH % 64 == 0 ? 16 : 8)  // sums of a lane that warps pass to each other at once
@@ -231,20 +232,35 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                 mbarrier_wait(barriers_a.full + slot_a.stage, slot_a.parity);
                 mbarrier_wait(barriers_b.full + slot_b.stage, slot_b.parity);
                 const u64 columns = wgmma_descriptor(ring_b + slot_b.stage * STAGE_B);
-                float products[OUTPUTS];
-                wgmma_fence();
-                Quant::floats8(step, lane, [&](int k, const u32 a[4]) { WgmmaFloats8<WIDTH>::multiply(products, a, columns + 2 * k, k > 0); });
-                wgmma_commit();
-                const float scales[2] = {Quant::step_scale(step, lane, 0), Quant::step_scale(step, lane, 1)};
-                wgmma_wait<0>();
-                wgmma_fence_operands(products);
-                // Every lane arrives for itself, as below.
-                mbarrier_arrive(barriers_a.empty + slot_a.stage);
-                activations_done(slot_b.stage);
-                slot_a.move();
-                slot_b.move();
+                float products[OUTPUTS / SHARES];
+                u32 rows[4][4];
+                Quant::floats8(step, lane, [&](int k, const u32 a[4]) {
 #pragma unroll
-                for (int i = 0; i < OUTPUTS; i++) acc[i] = __fmaf_rn(products[i], scales[i / 2 % 2], acc[i]);
+                    for (int i = 0; i < 4; i++) rows[k][i] = a[i];
+                });
+                const float scales[2] = {Quant::step_scale(step, lane, 0), Quant::step_scale(step, lane, 1)};
+#pragma unroll
+                for (int share = 0; share < SHARES; share++) {
+                    wgmma_fence();
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+                        WgmmaFloats8<WIDTH / SHARES>::multiply(products, rows[k], columns + share * (WIDTH / SHARES * 8) + 2 * k, k > 0);
+                    wgmma_commit();
+                    wgmma_wait<0>();
+                    wgmma_fence_operands(products);
+                    if (share == SHARES - 1) {
+                        // Every lane arrives for itself, as below.
+                        mbarrier_arrive(barriers_a.empty + slot_a.stage);
+                        activations_done(slot_b.stage);
+                        slot_a.move();
+                        slot_b.move();
+                    }
+#pragma unroll
+                    for (int i = 0; i < OUTPUTS / SHARES; i++) {
+                        float& sum = acc[share * (OUTPUTS / SHARES) + i];
+                        sum = __fmaf_rn(products[i], scales[i / 2 % 2], sum);
+                    }
+                }
             }
 #else
 #pragma unroll 1

@@ -304,7 +304,7 @@ impl Cuda {
         land(parts, Content::Values, |parts| {
             let weight = self.weight(parts)?;
             if !self.device.abilities().wgmma && weight.parts.iter().any(|part| part.format.takes_floats8()) {
-                let what = format!("tensor {}: products of 8-bit floats on this chip", parts[0].view.name);
+                let what = format!("tensor {}: {} on this chip", parts[0].view.name, Need::Floats8);
                 return Err(Error::Unsupported { what, backend: self.device.name() });
             }
             self.timed(
@@ -500,6 +500,9 @@ impl Memory for Cuda {
     }
 
     fn supports(&self, need: Need) -> Result<(), Error> {
+        if need == Need::Floats8 && !self.device.abilities().wgmma {
+            return Err(self.lacks(need));
+        }
         self.sizes.supports(need)
     }
 }

@@ -28,6 +28,7 @@ template <int PENDING> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group
 #define REGISTERS_8 REGISTERS_4 ",%4,%5,%6,%7"
 #define REGISTERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define REGISTERS_32 REGISTERS_16 "," "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define REGISTERS_40 REGISTERS_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define REGISTERS_48 REGISTERS_32 "," "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define REGISTERS_64 REGISTERS_48 "," "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define REGISTERS_80 REGISTERS_64 "," "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
@@ -54,6 +55,7 @@ template <int N> struct WgmmaFloats8;
     WGMMA(__VA_ARGS__, 16, REGISTERS_8, "%8", "%9", "%10", "%11", "%12", "%13", OUT_4(d, 0), OUT_4(d, 4))                    \
     WGMMA(__VA_ARGS__, 32, REGISTERS_16, "%16", "%17", "%18", "%19", "%20", "%21", OUT_16(d, 0))                             \
     WGMMA(__VA_ARGS__, 64, REGISTERS_32, "%32", "%33", "%34", "%35", "%36", "%37", OUT_32(d, 0))                             \
+    WGMMA(__VA_ARGS__, 80, REGISTERS_40, "%40", "%41", "%42", "%43", "%44", "%45", OUT_32(d, 0), OUT_4(d, 32), OUT_4(d, 36))  \
     WGMMA(__VA_ARGS__, 96, REGISTERS_48, "%48", "%49", "%50", "%51", "%52", "%53", OUT_32(d, 0), OUT_16(d, 32))              \
     WGMMA(__VA_ARGS__, 128, REGISTERS_64, "%64", "%65", "%66", "%67", "%68", "%69", OUT_64(d, 0))                            \
     WGMMA(__VA_ARGS__, 160, REGISTERS_80, "%80", "%81", "%82", "%83", "%84", "%85", OUT_64(d, 0), OUT_16(d, 64))             \

@@ -34,8 +34,8 @@ const TALL: usize = 2;
 const WIDTHS: [usize; 7] = [64, 96, 128, 160, 192, 224, 256];
 const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
 /// The same where products of 8-bit floats leave the tensor cores after each step: their sums need as many registers.
-const WIDTHS_FLOATS8: [usize; 5] = [64, 96, 128, 160, 192];
-const WIDTHS_FLOATS8_SLICED: [usize; 2] = [64, 128];
+const WIDTHS_FLOATS8: [usize; 6] = [64, 96, 128, 160, 192, 256];
+const WIDTHS_FLOATS8_SLICED: [usize; 3] = [64, 128, 160];
 /// The same for experts, which never have as many rows as a tile.
 const WIDTHS_EXPERTS: [usize; 4] = [64, 128, 192, 256];
 /// Up to this many tiles of activations beside each other, the steps may be divided evenly among blocks (stream-K):

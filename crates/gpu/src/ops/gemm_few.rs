@@ -43,11 +43,14 @@ struct Few {
     limit: i32,
     rows: i32,
     units: i32,
-    pad: [i32; 2],
+    eps: f32,
+    pad: i32,
+    x: u64,
+    norm: u64,
 }
 
 pub(super) const LAYOUTS: &[Layout] =
-    &[layout!(Few, "Inputs" in "gemm_few.cu", { values, factors, first, limit, rows, units, pad })];
+    &[layout!(Few, "Inputs" in "gemm_few.cu", { values, factors, first, limit, rows, units, eps, pad, x, norm })];
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,8 @@ struct FewPlan {
     gates: bool,
     /// Rows of activations.
     width: usize,
+    /// Where every block converts the one row itself: the most groups of 128 columns of a slice.
+    one: Option<usize>,
     /// Warpgroups that multiply.
     groups: usize,
     /// The most tiles that a block works on at the same time.
@@ -73,6 +78,8 @@ impl FewPlan {
     /// The plan for this many rows of activations; `None` where they are too many, or nothing fits.
     fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> Option<FewPlan> {
         let room = able.shared_max;
+        let one = Some(part).filter(|part| limit == 1 && part.format.takes_floats8());
+        let one = one.map(|part| part.groups().div_ceil(slices(part)));
         let width = WIDTHS.into_iter().find(|&width| limit <= width && width <= rows_max(part))?;
         let slices = slices(part);
         // With several slices, gates are multiplied first and gated by another kernel.
@@ -96,14 +103,14 @@ impl FewPlan {
         };
         let most = (1..=groups_max * GROUP_TILES / sides)
             .rev()
-            .find(|&units| FewPlan::stages(part, gates, width, units * sides, room).is_some())?;
+            .find(|&units| FewPlan::stages(part, (gates, one), width, units * sides, room).is_some())?;
         // As few rounds as possible, all of the same length; a block of a slice has one round.
         let blocks = units.min(at_once.max(1));
         let share = units.div_ceil(blocks);
         let each = share.div_ceil(share.div_ceil(most));
         let blocks = if slices == 1 { blocks } else { units.div_ceil(each) };
         let tiles = each * sides;
-        let (stages, shared) = FewPlan::stages(part, gates, width, tiles, room)?;
+        let (stages, shared) = FewPlan::stages(part, (gates, one), width, tiles, room)?;
         let groups = tiles.div_ceil(GROUP_TILES);
         let sums = if slices > 1 { 1024 + groups * GROUP_TILES * 64 * width } else { 0 };
         let shared = shared.max(sums);
@@ -111,6 +118,7 @@ impl FewPlan {
             slices,
             gates,
             width,
+            one,
             groups,
             tiles,
             stages,
@@ -123,7 +131,7 @@ impl FewPlan {
     /// Stages of weights and of activations, and the shared memory that they need: for two tiles and for more.
     fn stages(
         part: &WeightPart,
-        gates: bool,
+        (gates, one): (bool, Option<usize>),
         width: usize,
         tiles: usize,
         room: usize,
@@ -134,6 +142,13 @@ impl FewPlan {
         // The starts of groups of eight rows; what is handed over.
         let passed = tiles.next_multiple_of(GROUP_TILES) * (width / 4).min(8) * 128;
         let fixed = 1024 + if gates { passed } else { 0 };
+        if let Some(groups) = one {
+            // Eight rows' room for one.
+            let fixed = fixed + groups * 1024;
+            let room = room.checked_sub(fixed + 2 * weights)?;
+            let stages = (2 + room / weights).min(STAGES_MAX);
+            return Some(([stages, 1], fixed + stages * weights));
+        }
         let room = room.checked_sub(fixed + 2 * weights)?;
         // Weights get what activations leave,
         let ahead = (room / activations).min(if width < WIDTH_WIDE { 3 } else { 4 });
@@ -159,6 +174,7 @@ impl FewPlan {
             format!("STAGES_A={}", self.stages[0]),
             format!("STAGES_B={}", self.stages[1]),
         ]);
+        key.defines.extend(self.one.map(|groups| format!("ONE={groups}")));
         key
     }
 }
@@ -181,7 +197,8 @@ pub(crate) fn programs(
         below = *width;
         needed
     });
-    let plans = needed.filter_map(|width| FewPlan::of(part, gates, width, able));
+    let one = Some(1).filter(|_| part.format.takes_floats8());
+    let plans = one.into_iter().chain(needed).filter_map(|width| FewPlan::of(part, gates, width, able));
     plans.map(|plan| plan.program(part)).collect()
 }
 
@@ -191,9 +208,19 @@ impl Cuda {
         FewPlan::of(part, gates, limit, self.device.abilities()).is_some()
     }
 
+    /// Whether these kernels convert one row themselves.
+    pub(super) fn converts_one(&self, part: &WeightPart) -> bool {
+        FewPlan::of(part, false, 1, self.device.abilities()).is_some_and(|plan| plan.one.is_some())
+    }
+
     /// The narrowest plan whose program was compiled ahead, with that program: no plan is worth waiting for the
     /// compiler while requests are running.
     fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(FewPlan, Key)> {
+        // One row that is not prepared has a program of its own.
+        let alone = FewPlan::of(part, gates, 1, self.device.abilities()).filter(|plan| limit == 1 && plan.one.is_some());
+        if let Some(plan) = alone {
+            return Some((plan, plan.program(part)));
+        }
         let wider = WIDTHS.into_iter().filter(|&width| limit <= width);
         let plans = wider.filter_map(|width| FewPlan::of(part, gates, width, self.device.abilities()));
         let mut plans = plans.map(|plan| (plan, plan.program(part))).peekable();
@@ -220,7 +247,10 @@ impl Cuda {
             limit: inputs.limit,
             rows: int(room_for(limit)),
             units: int(plan.units),
-            pad: [0; 2],
+            eps: inputs.eps,
+            pad: 0,
+            x: inputs.x,
+            norm: inputs.norm,
         };
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_part)),
@@ -274,7 +304,8 @@ mod tests {
                                 shape.shared <= HOPPER.shared_max,
                                 "{format:?} {rows} x {columns}: {shape:?}"
                             );
-                            assert!(shape.stages.into_iter().all(|stages| stages >= 2), "{shape:?}");
+                            let [weights, activations] = shape.stages;
+                            assert!(weights >= 2 && (activations >= 2 || shape.one.is_some()), "{shape:?}");
                             assert_eq!(shape.slices, slices(&part));
                             let unit = if gates { 2 } else { 1 };
                             let share = shape.units.div_ceil(shape.blocks);

@@ -469,7 +469,8 @@ impl Cuda {
         let (at_once, many) = self.rows_at_once(weight, part, count);
         let whole = count <= at_once;
         // One row is prepared by the product itself.
-        let one = count == 1 && GemvPlan::one(part, false, self.device.abilities().shared_max).is_some();
+        let room = self.device.abilities().shared_max;
+        let one = count == 1 && (GemvPlan::one(part, false, room).is_some() || self.converts_one(part));
         for first in (0..count).step_by(at_once) {
             let limit = at_once.min(count - first);
             let mut inputs = Inputs { first: int(first), limit: int(limit), ..inputs };
