@@ -180,7 +180,9 @@ impl Safetensors {
         let head = self.floats8 && !of_layer(&view);
         // Rows that do not fill blocks of 256 take the next more precise type that they fill.
         view.lands = self.quantize.and_then(|dtype| {
-            [if head && dtype == DType::MXFP8 { DType::Q8_0 } else { dtype }, DType::Q8_0].into_iter().find(|dtype| columns.is_multiple_of(dtype.block_values()))
+            [if head && dtype == DType::MXFP8 { DType::Q8_0 } else { dtype }, DType::Q8_0]
+                .into_iter()
+                .find(|dtype| columns.is_multiple_of(dtype.block_values()))
         });
         view
     }

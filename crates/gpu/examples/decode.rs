@@ -114,7 +114,9 @@ fn random_blocks(dtype: DType, values: usize) -> Vec<u8> {
                     }
                     if dtype == DType::FP8_A8 {
                         block[..4].copy_from_slice(&2.0f32.powi(-12).to_le_bytes());
-                        block[4..].iter_mut().for_each(|code| *code = normal_float8(normal[usize::from(*code)]));
+                        block[4..]
+                            .iter_mut()
+                            .for_each(|code| *code = normal_float8(normal[usize::from(*code)]));
                         continue;
                     }
                     for &at in scales {

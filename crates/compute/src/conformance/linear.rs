@@ -208,7 +208,11 @@ impl Case for Matmul {
 
     fn bound(&self, activations: Activations) -> f64 {
         let eights = self.parts.iter().any(|part| part.dtype == DType::FP8_A8);
-        if eights && activations == Activations::Half { FLOATS8_BOUND_HALF } else { Op::Matmul.bound(activations) }
+        if eights && activations == Activations::Half {
+            FLOATS8_BOUND_HALF
+        } else {
+            Op::Matmul.bound(activations)
+        }
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {

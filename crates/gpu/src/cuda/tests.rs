@@ -218,7 +218,11 @@ fn weights_times_8_bit_floats_have_the_same_kernels_for_any_number_of_rows_or_ar
         model.step(&cuda, streams, 0).unwrap();
         let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
         let count = |name: &str| launched.iter().filter(|launch| launch.kernel.starts_with(name)).count();
-        assert_eq!((count("form_"), count("gemm"), count("gemv_one")), wanted, "{streams} streams: {launched:?}");
+        assert_eq!(
+            (count("form_"), count("gemm"), count("gemv_one")),
+            wanted,
+            "{streams} streams: {launched:?}"
+        );
         assert_eq!(cuda.programs.keys().len(), compiled.len(), "{streams} streams compile nothing");
     }
     let expert = with_zeros(DType::FP8_A8, 4 * FFN, HIDDEN, |part| cuda.upload_experts(&[part], 4));
@@ -231,7 +235,10 @@ fn weights_times_8_bit_floats_have_the_same_kernels_for_any_number_of_rows_or_ar
         fake::with(|fake| fake.capability = Some(capability));
         let cuda = Cuda::new(options()).unwrap();
         let refused = zeros(&cuda, DType::FP8_A8, HIDDEN, HIDDEN).unwrap_err().to_string();
-        assert!(refused.contains("tensor zeros: products of 8-bit floats with 8-bit floats on this chip"), "{capability}: {refused}");
+        assert!(
+            refused.contains("tensor zeros: products of 8-bit floats with 8-bit floats on this chip"),
+            "{capability}: {refused}"
+        );
     }
 }
 

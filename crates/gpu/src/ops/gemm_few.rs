@@ -49,8 +49,9 @@ struct Few {
     norm: u64,
 }
 
-pub(super) const LAYOUTS: &[Layout] =
-    &[layout!(Few, "Inputs" in "gemm_few.cu", { values, factors, first, limit, rows, units, eps, pad, x, norm })];
+pub(super) const LAYOUTS: &[Layout] = &[
+    layout!(Few, "Inputs" in "gemm_few.cu", { values, factors, first, limit, rows, units, eps, pad, x, norm }),
+];
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,7 +218,8 @@ impl Cuda {
     /// compiler while requests are running.
     fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(FewPlan, Key)> {
         // One row that is not prepared has a program of its own.
-        let alone = FewPlan::of(part, gates, 1, self.device.abilities()).filter(|plan| limit == 1 && plan.one.is_some());
+        let alone = FewPlan::of(part, gates, 1, self.device.abilities())
+            .filter(|plan| limit == 1 && plan.one.is_some());
         if let Some(plan) = alone {
             return Some((plan, plan.program(part)));
         }

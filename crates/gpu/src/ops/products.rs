@@ -204,7 +204,9 @@ mod tests {
                 {
                     let gates = *role == Some(GATES);
                     let key = match rows {
-                        1 if !part.format.takes_floats8() => gemv::program_one(&part, gates, cuda.device.abilities().shared_max).unwrap(),
+                        1 if !part.format.takes_floats8() => {
+                            gemv::program_one(&part, gates, cuda.device.abilities().shared_max).unwrap()
+                        }
                         _ => cuda.many_key(&part, gates && cuda.gates_many(&part, rows), rows),
                     };
                     let what = format!("{} for {slots}: {role:?}, {shapes:?}", model.name);

@@ -206,7 +206,10 @@ fn products_of_one_row_and_of_several_are_right_whenever_their_copies_are_done()
 fn rows_and_weights_of_8_bit_floats_lie_as_products_read_them() {
     let test = Test::new("rows_and_weights_of_8_bit_floats_lie_as_products_read_them", "floats8.cpp");
     test.passes(&[]);
-    test.fails_with(&[], ("form.cu", "((lane / 8 * 2 + lane % 2) ^ to.swizzle) * 16", "(lane / 8 * 2 + lane % 2) * 16"));
+    test.fails_with(
+        &[],
+        ("form.cu", "((lane / 8 * 2 + lane % 2) ^ to.swizzle) * 16", "(lane / 8 * 2 + lane % 2) * 16"),
+    );
     test.fails_with(&[], ("form.cu", "((lane / 8 * 2 + lane % 2) ^ to.swizzle)", "(lane / 4 ^ to.swizzle)"));
     let second = "second[4] = {w0.z, w1.z, w0.w, w1.w};";
     test.fails_with(&[], ("quant/fp8_128.cuh", second, "second[4] = {w0.z, w0.w, w1.z, w1.w};"));

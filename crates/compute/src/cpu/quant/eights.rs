@@ -39,8 +39,7 @@ mod tests {
 
     #[test]
     fn rows_round_to_the_values_that_torch_gives() {
-        let values: Vec<f32> =
-            GOLDEN.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let values: Vec<f32> = GOLDEN.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
         let rows = values.chunks_exact(2 * COLUMNS);
         assert!(rows.len() > 20 && rows.remainder().is_empty());
         for (index, row) in rows.enumerate() {

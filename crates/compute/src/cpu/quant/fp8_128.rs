@@ -25,13 +25,7 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
 }
 
 pub(super) fn format(dtype: DType, simd: Simd) -> Format {
-    Format {
-        dtype,
-        dequantize,
-        dot: None,
-        kernels: packed_kernels!(simd, float Blocks),
-        runs: None,
-    }
+    Format { dtype, dequantize, dot: None, kernels: packed_kernels!(simd, float Blocks), runs: None }
 }
 
 /// For each block of 128 columns: codes as in `mxfp8.rs`, 32 times; then each row's scale.
