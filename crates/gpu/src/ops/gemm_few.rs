@@ -53,6 +53,14 @@ pub(super) const LAYOUTS: &[Layout] = &[
     layout!(Few, "Inputs" in "gemm_few.cu", { values, factors, first, limit, rows, units, eps, pad, x, norm }),
 ];
 
+/// What a block multiplies, with the names of [`FewPlan`].
+#[derive(Clone, Copy)]
+struct Block {
+    gates: bool,
+    width: usize,
+    one: Option<usize>,
+}
+
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FewPlan {
@@ -87,6 +95,7 @@ impl FewPlan {
         if gates && (slices > 1 || !part.row_tiles().is_multiple_of(2)) {
             return None;
         }
+        let block = Block { gates, width, one };
         let sides = if gates { 2 } else { 1 };
         let units = part.row_tiles() / sides;
         let at_once = match slices {
@@ -104,14 +113,14 @@ impl FewPlan {
         };
         let most = (1..=groups_max * GROUP_TILES / sides)
             .rev()
-            .find(|&units| FewPlan::stages(part, (gates, one), width, units * sides, room).is_some())?;
+            .find(|&units| FewPlan::stages(part, block, units * sides, room).is_some())?;
         // As few rounds as possible, all of the same length; a block of a slice has one round.
         let blocks = units.min(at_once.max(1));
         let share = units.div_ceil(blocks);
         let each = share.div_ceil(share.div_ceil(most));
         let blocks = if slices == 1 { blocks } else { units.div_ceil(each) };
         let tiles = each * sides;
-        let (stages, shared) = FewPlan::stages(part, (gates, one), width, tiles, room)?;
+        let (stages, shared) = FewPlan::stages(part, block, tiles, room)?;
         let groups = tiles.div_ceil(GROUP_TILES);
         let sums = if slices > 1 { 1024 + groups * GROUP_TILES * 64 * width } else { 0 };
         let shared = shared.max(sums);
@@ -132,8 +141,7 @@ impl FewPlan {
     /// Stages of weights and of activations, and the shared memory that they need: for two tiles and for more.
     fn stages(
         part: &WeightPart,
-        (gates, one): (bool, Option<usize>),
-        width: usize,
+        Block { gates, width, one }: Block,
         tiles: usize,
         room: usize,
     ) -> Option<([usize; 2], usize)> {
