@@ -20,9 +20,8 @@
 //! | others | F32 |
 //!
 //! And a float matrix may be asked to land in a smaller type ([`View::lands`]), which rounds as [`quantize_q8_0`],
-//! [`quantize_q4_k`], [`quantize_mxfp8`] and [`quantize_fp8_row`] say. 8-bit floats that are asked to land in FP8_A8 keep
-//! their bits, whatever their scales. Sizes are known without reading a matrix, so that a plan is made at
-//! once.
+//! [`quantize_q4_k`], [`quantize_mxfp8`] and [`quantize_fp8_row`] say. 8-bit floats that are asked to land in FP8_A8
+//! keep their bits, whatever their scales. Sizes are known without reading a matrix, so that a plan is made at once.
 //!
 //! A part that takes some of its matrix's columns ([`Part::columns`]) is cut here, after it has landed.
 

@@ -59,8 +59,8 @@ pub enum Error {
     QuantizeGguf,
     /// Activations are to be 8-bit floats, and no weight is.
     #[error(
-        "no weight of this model is multiplied with 8-bit floats: that takes 8-bit floats in safetensors, or float matrices \
-         that are quantised to them (fp8), in rows of a multiple of 128 values"
+        "no weight of this model is multiplied with 8-bit floats: that takes 8-bit floats in safetensors, or float \
+         matrices that are quantised to them (fp8), in rows of a multiple of 128 values"
     )]
     NoFloats8,
 

@@ -259,8 +259,8 @@ pub(super) struct GemvPlan {
 }
 
 impl GemvPlan {
-    /// The plan for one row of activations; `None` where the row does not fit a block, or is to be of 8-bit floats. `room`
-    /// is the shared memory of a block.
+    /// The plan for one row of activations; `None` where the row does not fit a block, or is to be of 8-bit floats.
+    /// `room` is the shared memory of a block.
     fn one(part: &WeightPart, gates: bool, room: usize) -> Option<GemvPlan> {
         if part.format.takes_floats8() {
             return None;

@@ -1,12 +1,12 @@
 //! Activations as 8-bit floats: what tensor cores multiply with weights that are 8-bit floats themselves.
 //!
-//! **The specification of 8-bit activations**, for weights of type FP8_A8. A row is multiplied by the power of two that
-//! brings its largest magnitude to [2^7, 2^8), each value is rounded to the nearest 8-bit float ([`float8`], ties to
-//! even), and the sums are multiplied by the inverse of that power (at most 2^126: rows below 2^-119 keep fewer bits). A
-//! row's power follows from that row alone. A row that holds a NaN or an infinity has products that are NaN.
+//! **The specification of 8-bit activations**, for weights of type FP8_A8. A row is multiplied by the power of two
+//! that brings its largest magnitude to [2^7, 2^8), each value is rounded to the nearest 8-bit float ([`float8`], ties
+//! to even), and the sums are multiplied by the inverse of that power (at most 2^126: rows below 2^-119 keep fewer
+//! bits). A row's power follows from that row alone. A row that holds a NaN or an infinity has products that are NaN.
 //!
-//! A power of two and not the magnitude over 448: an 8-bit float is relative, so where the range begins decides only what
-//! is lost of values 2^-14 below the largest; and what is undone by a power of two is undone without rounding.
+//! A power of two and not the magnitude over 448: an 8-bit float is relative, so where the range begins decides only
+//! what is lost of values 2^-14 below the largest; and what is undone by a power of two is undone without rounding.
 
 use crate::float8;
 
