@@ -151,7 +151,7 @@ fn stored(dtype: DType, values: usize) -> Vec<u8> {
             block[0] = 110 + block[0] % 16;
             continue;
         }
-        if dtype == DType::FP8_128 {
+        if matches!(dtype, DType::FP8_128 | DType::FP8_A8) {
             block[3] = 0x3a;
             continue;
         }

@@ -20,8 +20,8 @@
 //! | others | F32 |
 //!
 //! And a float matrix may be asked to land in a smaller type ([`View::lands`]), which rounds as [`quantize_q8_0`],
-//! [`quantize_q4_k`] and [`quantize_mxfp8`] say. Sizes are known without reading a matrix, so that a plan is made at
-//! once.
+//! [`quantize_q4_k`], [`quantize_mxfp8`] and [`quantize_fp8_row`] say. 8-bit floats that are asked to land in FP8_A8
+//! keep their bits, whatever their scales. Sizes are known without reading a matrix, so that a plan is made at once.
 //!
 //! A part that takes some of its matrix's columns ([`Part::columns`]) is cut here, after it has landed.
 
@@ -42,7 +42,7 @@ use crate::{Error, Part, float8};
 use float4::Float4;
 use integers::Integers;
 pub use published::{WRITTEN, quantize_row};
-pub use quantize::{quantize_mxfp8, quantize_q4_k, quantize_q8_0};
+pub use quantize::{quantize_fp8_row, quantize_mxfp8, quantize_q4_k, quantize_q8_0};
 use table::Table;
 
 /// Whether landed parts hold values, or only as much room: a plan asks for sizes.
@@ -216,7 +216,7 @@ fn write_floats(view: &View<'_>, dtype: DType, first: usize, out: &mut [u8]) {
     let mut values = vec![0.0; columns];
     for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
         let stored = &view.bytes[row * stored_bytes..][..stored_bytes];
-        if let (DType::FP8_128, Some(Packing::Float8 { scales, block, first_row })) =
+        if let (DType::FP8_128 | DType::FP8_A8, Some(Packing::Float8 { scales, block, first_row })) =
             (dtype, view.packing.as_deref())
         {
             let all = (first_row + row) / block.0 * columns.div_ceil(block.1);
@@ -244,6 +244,7 @@ fn write_floats(view: &View<'_>, dtype: DType, first: usize, out: &mut [u8]) {
             DType::Q8_0 => quantize_q8_0(&values, out),
             DType::Q4_K => quantize_q4_k(&values, out),
             DType::MXFP8 => quantize_mxfp8(&values, out),
+            DType::FP8_A8 => quantize_fp8_row(&values, out),
             DType::BF16 => {
                 for (out, &value) in out.as_chunks_mut().0.iter_mut().zip(&values) {
                     *out = bf16::from_f32(value).to_le_bytes();
@@ -307,8 +308,14 @@ mod tests {
 
     /// Matrices of a directory that make_packed.py wrote, beside what torch makes of them.
     fn check(folder: &str, wanted: &[(&str, DType)]) {
+        check_as(|_| {}, folder, wanted);
+    }
+
+    /// The same of a model that was told something.
+    fn check_as(tell: impl FnOnce(&mut HuggingFace), folder: &str, wanted: &[(&str, DType)]) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed").join(folder);
-        let model = HuggingFace::open(&path).unwrap();
+        let mut model = HuggingFace::open(&path).unwrap();
+        tell(&mut model);
         let names: Vec<&str> = model.weights().tensors().map(|view| view.name).collect();
         for &(name, dtype) in wanted {
             assert!(names.contains(&name), "{name} of {names:?}");
@@ -409,6 +416,16 @@ mod tests {
                 ("tiny.weight", DType::F32),
             ],
         );
+    }
+
+    #[test]
+    fn eight_bit_floats_keep_their_bits_for_activations_of_8_bits_whatever_their_scales() {
+        let names = ["block.weight", "channel.weight", "tensor.weight", "tiny.weight"];
+        let tell = |model: &mut HuggingFace| assert!(model.multiply_floats8());
+        check_as(tell, "fp8_128", &names.map(|name| (name, DType::FP8_A8)));
+        // Rows that are no multiple of 128 values land as they do otherwise.
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed/fp8");
+        assert!(!HuggingFace::open(&path).unwrap().multiply_floats8());
     }
 
     #[test]

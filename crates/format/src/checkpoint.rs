@@ -43,6 +43,16 @@ impl Checkpoint {
         }
     }
 
+    /// Multiplies weights in 8-bit floats with activations in 8-bit floats: those of the file, and those that
+    /// [`Checkpoint::quantize`] brings into MXFP8. Refused where there are none.
+    pub fn multiply_floats8(&mut self) -> Result<(), Error> {
+        let found = match self {
+            Checkpoint::HuggingFace(model) => model.multiply_floats8(),
+            Checkpoint::Gguf(_) => false,
+        };
+        if found { Ok(()) } else { Err(Error::NoFloats8) }
+    }
+
     fn open_file(path: &Path) -> Result<Checkpoint, Error> {
         let mut found = Vec::new();
         let read = File::open(path).and_then(|file| file.take(4).read_to_end(&mut found));

@@ -102,6 +102,8 @@ pub enum DType {
     /// 8-bit floats as in FP8 checkpoints, of which 128 of a row share an f32 scale that lies before them: what such
     /// matrices land in ([`Packing`](crate::Packing)); no tensor of a file lies so.
     FP8_128,
+    /// The same bytes, for matrices that are multiplied with activations rounded to 8-bit floats.
+    FP8_A8,
 }
 
 /// One row per type, in the order of the enum: (type, ggml id where it has one, name, values per block, bytes per
@@ -175,6 +177,7 @@ const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
         (BNB_4, None, "BNB_4", 2, 1),
         (MXFP8, None, "MXFP8", 32, 33),
         (FP8_128, None, "FP8_128", 128, 132),
+        (FP8_A8, None, "FP8_A8", 128, 132),
     ]
 };
 

@@ -57,6 +57,12 @@ pub enum Error {
     /// A file that is quantised already is to be quantised.
     #[error("quantising on load is for safetensors; a GGUF file is used as it is stored")]
     QuantizeGguf,
+    /// Activations are to be 8-bit floats, and no weight is.
+    #[error(
+        "no weight of this model is multiplied with 8-bit floats: that takes 8-bit floats in safetensors, or float \
+         matrices that are quantised to them (fp8), in rows of a multiple of 128 values"
+    )]
+    NoFloats8,
 
     // The file system.
     /// Nothing exists at the path.

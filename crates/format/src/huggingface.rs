@@ -196,6 +196,11 @@ impl HuggingFace {
         self.weights.quantize(dtype);
     }
 
+    /// Multiplies weights in 8-bit floats with activations in 8-bit floats; whether there are any.
+    pub fn multiply_floats8(&mut self) -> bool {
+        self.weights.multiply_floats8()
+    }
+
     /// The weights.
     pub fn weights(&self) -> &Safetensors {
         &self.weights

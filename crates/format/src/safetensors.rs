@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::map::Map;
 use crate::packing::{Assembly, Quantization};
 use crate::table::Table;
-use crate::{DType, Error, View};
+use crate::{DType, Error, Packing, View};
 
 mod header;
 mod index;
@@ -23,6 +23,8 @@ pub struct Safetensors {
     packed: Option<Packed>,
     /// The type that float matrices are to be brought into when they are loaded.
     quantize: Option<DType>,
+    /// Whether weights in 8-bit floats meet activations in 8-bit floats.
+    floats8: bool,
 }
 
 /// What a quantised model's tensors are.
@@ -140,6 +142,27 @@ impl Safetensors {
         self.quantize = Some(dtype);
     }
 
+    /// Multiplies weights in 8-bit floats with activations in 8-bit floats; whether there are any.
+    pub(crate) fn multiply_floats8(&mut self) -> bool {
+        self.floats8 = true;
+        self.tensors().any(|view| view.lands == Some(DType::FP8_A8))
+    }
+
+    /// Whether a matrix is multiplied with 8-bit floats. Whole runs of its columns share a scale. Of what the file has in
+    /// other floats it is a layer's own: heads, and tables that are looked up, stay more exact, and so do experts.
+    fn takes_floats8(&self, view: &View<'_>, columns: usize) -> bool {
+        let whole = columns > 0 && columns.is_multiple_of(DType::FP8_A8.block_values());
+        whole
+            && !view.name.contains(".experts.")
+            && match view.packing.as_deref() {
+                Some(Packing::Float8 { block: (_, across), .. }) => {
+                    across.is_multiple_of(DType::FP8_A8.block_values()) || *across >= columns
+                }
+                Some(_) => false,
+                None => of_layer(view) && self.quantize == Some(DType::MXFP8),
+            }
+    }
+
     /// Marks a matrix that is to be quantised. What chooses experts stays as it is: it is small, and a wrong choice is
     /// no small error.
     fn landing<'a>(&self, mut view: View<'a>) -> View<'a> {
@@ -149,9 +172,17 @@ impl Safetensors {
         if !float || ROUTERS.iter().any(|end| view.name.ends_with(end)) {
             return view;
         }
+        if self.floats8 && self.takes_floats8(&view, columns) {
+            view.lands = Some(DType::FP8_A8);
+            return view;
+        }
+        // A head of 8-bit floats costs more than all layers of them.
+        let head = self.floats8 && !of_layer(&view);
         // Rows that do not fill blocks of 256 take the next more precise type that they fill.
         view.lands = self.quantize.and_then(|dtype| {
-            [dtype, DType::Q8_0].into_iter().find(|dtype| columns.is_multiple_of(dtype.block_values()))
+            [if head && dtype == DType::MXFP8 { DType::Q8_0 } else { dtype }, DType::Q8_0]
+                .into_iter()
+                .find(|dtype| columns.is_multiple_of(dtype.block_values()))
         });
         view
     }
@@ -213,8 +244,13 @@ impl Safetensors {
         let last = maps.last().map_or(Path::new(INDEX), Map::path);
         let table = Table::new(entries).map_err(|error| error.at(last))?;
         let paths = maps.iter().map(|map| map.path().to_path_buf()).collect();
-        Ok(Safetensors { table, maps, paths, packed: None, quantize: None })
+        Ok(Safetensors { table, maps, paths, packed: None, quantize: None, floats8: false })
     }
+}
+
+/// Whether a matrix is one of a layer's: heads and embeddings have no number in their names.
+fn of_layer(view: &View<'_>) -> bool {
+    view.name.split('.').any(|part| part.parse::<u32>().is_ok())
 }
 
 /// Weights in formats that are not read, for the error that says so.

@@ -327,7 +327,7 @@ fn format_code(error: &fornax_format::Error) -> Code {
         | Fault::TensorTypeName { .. }
         | Fault::Quantization { .. }
         | Fault::PackedRows { .. } => Code::ModelUnsupported,
-        Fault::QuantizeGguf => Code::InvalidInput,
+        Fault::QuantizeGguf | Fault::NoFloats8 => Code::InvalidInput,
         _ => Code::ModelCorrupt,
     }
 }

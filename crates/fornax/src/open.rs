@@ -35,6 +35,7 @@ pub struct OpenOptions {
     chat_template: Option<String>,
     queue: Option<usize>,
     quantize: Option<DType>,
+    floats8: bool,
     pooling: Option<Pooling>,
     images: bool,
     image_tokens: usize,
@@ -80,6 +81,7 @@ impl OpenOptions {
             chat_template: None,
             queue: None,
             quantize: None,
+            floats8: false,
             pooling: None,
             images: true,
             image_tokens: IMAGE_TOKENS,
@@ -217,6 +219,14 @@ impl OpenOptions {
         self
     }
 
+    /// Rounds activations to 8-bit floats where a safetensors model's weights are 8-bit floats, in its files or by
+    /// [`OpenOptions::quantize`] to MXFP8: faster, and less exact. Experts and heads keep wide activations. A model without
+    /// such weights is refused, and so is a device that cannot multiply so.
+    pub fn floats8(mut self, multiplied: bool) -> OpenOptions {
+        self.floats8 = multiplied;
+        self
+    }
+
     /// How an encoder makes one vector of a text, whatever its files say. Of what is no encoder it is the last, and of what
     /// ranks there is none: other ways are refused there.
     pub fn pooling(mut self, pooling: Pooling) -> OpenOptions {
@@ -307,6 +317,9 @@ impl OpenOptions {
         }
         if let Some(dtype) = self.quantize {
             checkpoint.quantize(dtype)?;
+        }
+        if self.floats8 {
+            checkpoint.multiply_floats8()?;
         }
         Ok(checkpoint)
     }
@@ -594,6 +607,9 @@ mod tests {
         let options = OpenOptions::new(path.clone());
         let step = StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 };
         for quant in [DType::Q8_0, DType::MXFP8, DType::Q4_K] {
+            let mut checkpoint = Checkpoint::open(&path).unwrap();
+            // Its rows are too short for 8-bit activations.
+            assert!(checkpoint.multiply_floats8().is_err());
             let mut checkpoint = Checkpoint::open(&path).unwrap();
             checkpoint.quantize(quant).unwrap();
             let config = Config::read(&checkpoint).unwrap();

@@ -112,6 +112,13 @@ fn random_blocks(dtype: DType, values: usize) -> Vec<u8> {
                         block[0] = 112;
                         continue;
                     }
+                    if dtype == DType::FP8_A8 {
+                        block[..4].copy_from_slice(&2.0f32.powi(-12).to_le_bytes());
+                        block[4..]
+                            .iter_mut()
+                            .for_each(|code| *code = normal_float8(normal[usize::from(*code)]));
+                        continue;
+                    }
                     for &at in scales {
                         block[at] = exponent | block[at] & 0x80;
                     }
@@ -127,6 +134,13 @@ fn normal_bf16(bits: u16) -> u16 {
     let mut random = SplitMix64(u64::from(bits));
     let sum: f32 = (0..4).map(|_| random.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5).sum();
     (((sum * 0.026).to_bits() + 0x8000) >> 16) as u16
+}
+
+/// The 8-bit float at or below 2^12 times a BF16 of such size; small ones are zero.
+fn normal_float8(value: [u8; 2]) -> u8 {
+    let bits = u16::from_le_bytes(value);
+    let code = (bits >> 4 & 0x7ff).saturating_sub((120 - 12) << 3).min(126);
+    code as u8 | (bits >> 8 & 0x80) as u8
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -165,11 +179,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "bf16" => (DType::BF16, DType::BF16, DType::BF16),
         "q8_0" => (DType::Q8_0, DType::Q8_0, DType::Q8_0),
         "fp8" => (DType::MXFP8, DType::MXFP8, DType::MXFP8),
+        // Files keep the head as it was.
+        "fp8_a8" => (DType::FP8_A8, DType::BF16, DType::FP8_A8),
         "q6_k" => (DType::Q6_K, DType::Q6_K, DType::Q6_K),
         "q4_1" => (DType::Q4_1, DType::Q8_0, DType::Q4_1),
         "q4_k_m" if narrow => (DType::Q5_0, DType::Q8_0, DType::Q8_0),
         "q4_k_m" => (DType::Q4_K, DType::Q6_K, DType::Q6_K),
-        _ => return Err("FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1".into()),
+        _ => return Err("FORMAT is bf16, q8_0, fp8, fp8_a8, q4_k_m, q6_k or q4_1".into()),
     };
     let graphs = !folder.iter().any(|word| word == "eager");
     let one = folder.iter().any(|word| word == "one");

@@ -2,8 +2,8 @@
 // columns at a time. Reads x (rows, columns); writes f16 values, and for each row the inverse of its scale. Values are
 // (rows, columns rounded up to 128) for gemv.cu. For gemm.cu they are activation tiles as wgmma reads them, with a
 // capacity of a multiple of 8 rows: (64 columns, capacity, 128 bytes), columns permuted as weights are dequantised
-// (quant/tile.cuh), and swizzled. FOURS: columns are a multiple of four. EXPERTS: rows of experts. See
-// docs/kernels.md#form.
+// (quant/tile.cuh), and swizzled. With FLOATS8 values are 8-bit floats, in tiles of (128 columns, capacity, 128 bytes) for
+// gemm.cu alone. FOURS: columns are a multiple of four. EXPERTS: rows of experts. See docs/kernels.md#form.
 #include "bulk.cuh"
 #include "experts.cuh"
 #include "form.cuh"
@@ -58,6 +58,13 @@ DEVICE void convert_row(Four four, const float* norm, float eps, int columns, co
     const float inverse = norm ? inverse_norm<false>(to.squares, blocks, columns, eps) : 1.0f;
     most = max_magnitude_normed(warp_max(lane < warps ? to.maxima[lane] : 0), inverse);
     const float scale = row_scale(most);
+#if FLOATS8
+    // Of 32 columns a lane has the first or the last four of an octet: its word of a piece of 16 bytes.
+    u8* place = to.values + (long)to.row * 128 + ((lane / 8 * 2 + lane % 2) ^ to.swizzle) * 16 + lane % 8 / 2 * 4;
+    auto store = [&](int at, const float v[4]) {
+        *(u32*)(place + (long)at * to.capacity * 128) = scaled_floats8x4(v, inverse, scale);
+    };
+#else
     // Of 32 columns eight lanes have four each, of which two are of one piece of 16 bytes and two of the next. Four
     // lanes exchange them so that each has eight bytes of a piece.
     const int t = lane % 8 / 2, piece = lane / 8 % 2 * 4 + lane % 2 * 2 + t / 2;
@@ -73,6 +80,7 @@ DEVICE void convert_row(Four four, const float* norm, float eps, int columns, co
             *(uint2*)(to.values + ((long)to.row * blocks + at) * (BLOCK * 2) + lane * 8) = two;
         }
     };
+#endif
 #pragma unroll
     for (int i = 0; i < KEPT; i++)
         if (warp + i * warps < blocks) store(warp + i * warps, kept[i]);

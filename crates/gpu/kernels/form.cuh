@@ -1,9 +1,15 @@
 // Activations as the tensor cores multiply them: one f16 for each value. A row is scaled by a power of two that brings
 // its largest magnitude into [2^13, 2^14): rounding then costs every value that matters at most 2^-12 of itself, and
 // nothing overflows. The inverse, which is exact, multiplies the sums. Where an RMS norm is fused, values are first
-// multiplied by its weight and by 1 / rms. A NaN or an infinity in a row makes its inverse NaN.
+// multiplied by its weight and by 1 / rms. A NaN or an infinity in a row makes its inverse NaN. With FLOATS8 rows become
+// 8-bit floats (e4m3), and the largest magnitude comes into [2^7, 2^8).
 #pragma once
 #include "prelude.cuh"
+
+#ifndef FLOATS8
+#define FLOATS8 0
+#endif
+#define ROW_TOP (FLOATS8 ? 7 : 13)  // the exponent of a row's largest magnitude
 
 #define BLOCK 128  // columns that a warp handles at once: four neighbours in each lane
 
@@ -47,7 +53,7 @@ DEVICE u32 max_magnitude(const float v[4]) {
     return most;
 }
 // The power of two for a row whose largest magnitude has these bits, and its inverse.
-DEVICE int row_exponent(u32 most) { return min(140 - (int)(most >> 23), 126); }
+DEVICE int row_exponent(u32 most) { return min(127 + ROW_TOP - (int)(most >> 23), 126); }
 DEVICE float row_scale(u32 most) { return __uint_as_float((u32)(127 + row_exponent(most)) << 23); }
 DEVICE float row_unscale(u32 most) {
     return most >= 0x7f800000 ? __uint_as_float(0x7fffffff) : __uint_as_float((u32)(127 - row_exponent(most)) << 23);
@@ -59,6 +65,12 @@ DEVICE uint2 scaled_f16x4(const float v[4], float norm, float scale) {
     float y[4];
     for (int i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(v[i], norm), scale);
     return make_uint2(pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3]));
+}
+// The same as 8-bit floats.
+DEVICE u32 scaled_floats8x4(const float v[4], float norm, float scale) {
+    float y[4];
+    for (int i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(v[i], norm), scale);
+    return pair(pack_floats8x2(y[0], y[1]), pack_floats8x2(y[2], y[3]));
 }
 // A sum of scaled products with both scales undone.
 DEVICE float unscaled(float sum, float row, float part) { return __fmul_rn(__fmul_rn(sum, row), part); }

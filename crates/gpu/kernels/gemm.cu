@@ -13,7 +13,9 @@
 // those of one expert after another (experts.cuh), each times its own weights. Where all rows of activations are one
 // tile, weights are read once (READ_ONCE) and evicted from L2 first. The TALL blocks of a cluster have tiles below each
 // other and the same rows of activations: each copies a part of those and multicasts it to all, so that L2 is read
-// once. Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
+// once. With FLOATS8 (quant/fp8_a8.cuh) weights and activations are 8-bit floats: the products of a step are summed from
+// zero by the tensor cores, then multiplied by the scale of the weight's row and added in f32. Reads weight planes and
+// activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
 #include QUANT
 #include "bulk.cuh"
 #include "experts.cuh"
@@ -27,7 +29,7 @@
 #include "chip/nvidia_wgmma.cuh"
 
 struct Inputs {
-    const u8* values;      // (64 columns, rows, 128 bytes)
+    const u8* values;      // (PIECE columns, rows, 128 bytes)
     const float* factors;  // (rows) what a row's sums are multiplied by
     int first, limit;      // the first row of the step that it holds, and how many it holds at most
     int rows;              // its capacity: a multiple of 8
@@ -41,6 +43,8 @@ struct Inputs {
 #define ROW_TILES WARPS         // of 16 rows
 #define OUTPUTS (WIDTH / 2)  // sums of a lane: 16 rows x WIDTH of a warp
 #define STAGE_A (ROW_TILES * Quant::Bytes::BYTES)
+#define PIECE (FLOATS8 ? 128 : 64)  // columns of 128 bytes of activations
+#define SHARES (WIDTH > 192 || (SLICED && WIDTH > 128) ? 2 : 1)  // of a block's rows whose 8-bit products are in registers at once
 #define STAGE_B (WIDTH * 128)
 #define RASTER (2048 / WIDTH)  // tiles of activations that stay in the cache: 15 MB of 3584 columns
 #define PASSED (WARPGROUPS == 2 && WIDTH % 64 == 0 ? 16 : 8)  // sums of a lane that warps pass to each other at once
@@ -170,7 +174,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                 // Of those of a cluster each block copies some, eight at a time.
                 const int first = TALL > 1 ? rows / 8 * rank / TALL * 8 : 0;
                 const int own = (TALL > 1 ? rows / 8 * (rank + 1) / TALL * 8 : rows) - first;
-                for (u32 k = piece.from * (Quant::STEP / 64); k < piece.to * (Quant::STEP / 64); k++) {
+                for (u32 k = piece.from * (Quant::STEP / PIECE); k < piece.to * (Quant::STEP / PIECE); k++) {
                     u64* full = barriers_b.full + slot.stage;
                     mbarrier_wait(barriers_b.empty + slot.stage, slot.parity ^ 1);
                     mbarrier_expect(full, rows * 128);
@@ -217,6 +221,48 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
         u32 last = STAGES_B;  // a stage of activations that is free when the next product has begun
         // Adds steps to sums, or begins anew.
         auto multiply = [&](u32 from, u32 to, bool anew) {
+#if FLOATS8
+            if (anew) {
+#pragma unroll
+                for (int i = 0; i < OUTPUTS; i++) acc[i] = 0.0f;
+            }
+#pragma unroll 1
+            for (u32 s = from; s < to; s++) {
+                const u8* step = staged + slot_a.stage * STAGE_A;
+                mbarrier_wait(barriers_a.full + slot_a.stage, slot_a.parity);
+                mbarrier_wait(barriers_b.full + slot_b.stage, slot_b.parity);
+                const u64 columns = wgmma_descriptor(ring_b + slot_b.stage * STAGE_B);
+                float products[OUTPUTS / SHARES];
+                u32 rows[4][4];
+                Quant::floats8(step, lane, [&](int k, const u32 a[4]) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) rows[k][i] = a[i];
+                });
+                const float scales[2] = {Quant::step_scale(step, lane, 0), Quant::step_scale(step, lane, 1)};
+#pragma unroll
+                for (int share = 0; share < SHARES; share++) {
+                    wgmma_fence();
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+                        WgmmaFloats8<WIDTH / SHARES>::multiply(products, rows[k], columns + share * (WIDTH / SHARES * 8) + 2 * k, k > 0);
+                    wgmma_commit();
+                    wgmma_wait<0>();
+                    wgmma_fence_operands(products);
+                    if (share == SHARES - 1) {
+                        // Every lane arrives for itself, as below.
+                        mbarrier_arrive(barriers_a.empty + slot_a.stage);
+                        activations_done(slot_b.stage);
+                        slot_a.move();
+                        slot_b.move();
+                    }
+#pragma unroll
+                    for (int i = 0; i < OUTPUTS / SHARES; i++) {
+                        float& sum = acc[share * (OUTPUTS / SHARES) + i];
+                        sum = __fmaf_rn(products[i], scales[i / 2 % 2], sum);
+                    }
+                }
+            }
+#else
 #pragma unroll 1
             for (u32 s = from; s < to; s++) {
                 mbarrier_wait(barriers_a.full + slot_a.stage, slot_a.parity);
@@ -251,6 +297,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                 slot_a.move();
             }
             wgmma_wait<0>();
+#endif
         };
 #if SLICED
         float sum[OUTPUTS];

@@ -6,8 +6,9 @@
 // consumers, and where there are fewer tiles than warps, the last ones repeat the last tile. In one producer warpgroup
 // a warp copies weights, a step of all tiles at once, and another activations, PIECES x 64 columns at once. Sums are
 // those of gemv.cu in the same order, and have the same bits: with several split-K slices (SLICES), the blocks of a
-// cluster have one each of the same tiles and add them up through distributed shared memory. Reads weight planes and
-// activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
+// cluster have one each of the same tiles and add them up through distributed shared memory. With FLOATS8 weights and
+// activations are 8-bit floats, summed as in gemm.cu, one row too: every block converts that itself (ONE: the
+// most groups of 128 columns of a slice). Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
 #include QUANT
 #include "bulk.cuh"
 #include "form.cuh"
@@ -15,18 +16,25 @@
 #include "chip/nvidia_wgmma.cuh"
 
 struct Inputs {
-    const u8* values;      // (64 columns, rows, 128 bytes)
+    const u8* values;      // (PIECE columns, rows, 128 bytes)
     const float* factors;  // (rows) what a row's sums are multiplied by
     int first, limit;      // the first row of the step that it holds, and how many it holds at most
     int rows;              // its capacity: a multiple of 8
     int units;             // tiles of 16 rows, or of gates
-    int pad[2];
+    float eps;             // of the norm
+    int pad;
+    const float* x;        // with ONE the row instead of `values`,
+    const float* norm;     // and the weight of the norm that is due, or null
 };
 
 #define WARPS (WARPGROUPS * 4)  // consumers
 #define UNIT (GATES ? 2 : 1)
 #define OUTPUTS (WIDTH / 2)  // sums of a lane: 16 rows x WIDTH of a warp
-#define PIECES (WIDTH < 64 ? 2 : 1)
+#define PIECE (FLOATS8 ? 128 : 64)  // columns of 128 bytes of activations
+#define PIECES (WIDTH < 64 && !FLOATS8 ? 2 : 1)
+#ifndef ONE
+#define ONE 0
+#endif
 #define STAGE_A (TILES * Quant::Bytes::BYTES)
 #define STAGE_B (PIECES * WIDTH * 128)
 #define ENDED (OUTPUTS / 2)              // sums of a lane's that it ends, where others are gates'
@@ -39,6 +47,49 @@ struct Inputs {
 // A barrier of the consumers.
 DEVICE void consumers_sync() { named_barrier_sync<1, WARPS * WARP>(); }
 
+#if ONE
+// Converts the row that all blocks multiply by: the columns from group `begin` to `end` go to shared memory as eight rows
+// would lie there, of which the others are never looked at. Returns what sums are multiplied by. Bits are those of
+// form.cu.
+DEVICE float convert_one(const Inputs& in, int columns, int begin, int end, u8* to) {
+    __shared__ float squares[1024];
+    __shared__ u32 maxima[WARPS];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, groups = columns / BLOCK;
+    const float* row = in.x + (long)in.first * columns;
+    auto load = [&](int at, float v[4], bool again) {
+        load_four<true>(row, at * BLOCK + lane * 4, columns, v);
+        if (!in.norm) return;
+        float weight[4];
+        load_four<true>(in.norm, at * BLOCK + lane * 4, columns, weight);
+        const float sum = take_norm(v, weight);
+        if (lane == 0 && !again) squares[at] = sum;
+    };
+    u32 most = 0;
+#pragma unroll 4
+    for (int at = warp; at < groups; at += WARPS) {
+        float v[4];
+        load(at, v, false);
+        most = max(most, max_magnitude(v));
+    }
+    most = warp_max(most);
+    if (lane == 0) maxima[warp] = most;
+    consumers_sync();
+    const float inverse = in.norm ? inverse_norm<false>(squares, groups, columns, in.eps) : 1.0f;
+    most = max_magnitude_normed(warp_max(lane < WARPS ? maxima[lane] : 0), inverse);
+    const float scale = row_scale(most);
+    to += (lane / 8 * 2 + lane % 2) * 16 + lane % 8 / 2 * 4;
+#pragma unroll 4
+    for (int at = begin + warp; at < end; at += WARPS) {
+        float v[4];
+        load(at, v, true);
+        *(u32*)(to + (at - begin) * 1024) = scaled_floats8x4(v, inverse, scale);
+    }
+    fence_async_proxy();
+    consumers_sync();
+    return row_unscale(most);
+}
+#endif
+
 KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step step, int wanted, Inputs in, Result out) {
     // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed. Sums of slices take
     // their place.
@@ -46,7 +97,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
     __shared__ Barriers<STAGES_A> barriers_a;
     __shared__ Barriers<STAGES_B> barriers_b;
     __shared__ float factors[WIDTH];
-    const u32 ring_b = (shared_address(smem) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
+    const u32 ring_b = (shared_address(smem) + 1023) & ~1023u, ring_a = ring_b + (ONE ? ONE * 1024 : STAGES_B * STAGE_B);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x == 0) {
         barriers_a.init(WARPS * WARP);
@@ -81,12 +132,12 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                     at.move();
                 }
             }
-        } else if (warp == WARPS + 1 && lane == 0) {
+        } else if (!ONE && warp == WARPS + 1 && lane == 0) {
             wait_for_inputs();
             RingPosition<STAGES_B> at;
             const u32 bytes = min(WIDTH, in.rows) * 128;
             for (int round = 0; round < rounds; round++) {
-                for (u32 k = begin * (Quant::STEP / 64); k < end * (Quant::STEP / 64); k += PIECES) {
+                for (u32 k = begin * (Quant::STEP / PIECE); k < end * (Quant::STEP / PIECE); k += PIECES) {
                     u64* full = barriers_b.full + at.stage;
                     mbarrier_wait(barriers_b.empty + at.stage, at.parity ^ 1);
                     mbarrier_expect(full, PIECES * bytes);
@@ -114,14 +165,44 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
     RingPosition<STAGES_A> slot_a;
     RingPosition<STAGES_B> slot_b;
     wait_for_inputs();
+#if ONE
+    const float factor = convert_one(in, part.columns, begin, end, smem + (ring_b - shared_address(smem)));
+    if (threadIdx.x == 0) factors[0] = factor;
+#else
     // Powers of two: one product has the bits of `unscaled`.
     for (int i = threadIdx.x; i < min(WIDTH, count); i += WARPS * WARP) factors[i] = __fmul_rn(in.factors[i], Quant::unscale(part));
+#endif
 #pragma unroll 1
     for (int round = 0; round < rounds; round++) {
         const int first = first_of(round), units = first_of(round + 1) - first;
         const u8* staged = weights + min(warp, units * UNIT - 1) * Quant::Bytes::BYTES;
         if (round + 1 == rounds) let_next_start();
         float acc[OUTPUTS];
+#if FLOATS8
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++) acc[i] = 0.0f;
+#pragma unroll 1
+        for (u32 s = begin; s < end; s++) {
+            const u8* step = staged + slot_a.stage * STAGE_A;
+            mbarrier_wait(barriers_a.full + slot_a.stage, slot_a.parity);
+            if (!ONE) mbarrier_wait(barriers_b.full + slot_b.stage, slot_b.parity);
+            const u64 columns = wgmma_descriptor(ring_b + (ONE ? (s - begin) * 1024 : slot_b.stage * STAGE_B));
+            float products[OUTPUTS];
+            wgmma_fence();
+            Quant::floats8(step, lane, [&](int k, const u32 a[4]) { WgmmaFloats8<WIDTH>::multiply(products, a, columns + 2 * k, k > 0); });
+            wgmma_commit();
+            const float scales[2] = {Quant::step_scale(step, lane, 0), Quant::step_scale(step, lane, 1)};
+            wgmma_wait<0>();
+            wgmma_fence_operands(products);
+            // Every lane arrives for itself, as below.
+            mbarrier_arrive(barriers_a.empty + slot_a.stage);
+            if (!ONE && lane == 0) mbarrier_arrive(barriers_b.empty + slot_b.stage);
+            slot_a.move();
+            slot_b.move();
+#pragma unroll
+            for (int i = 0; i < OUTPUTS; i++) acc[i] = __fmaf_rn(products[i], scales[i / 2 % 2], acc[i]);
+        }
+#else
         u32 last = STAGES_B;  // a stage of activations that is free when the next product has begun
 #pragma unroll 1
         for (u32 s = begin; s < end; s++) {
@@ -160,6 +241,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
         }
         wgmma_wait<0>();
         if (last < STAGES_B && lane == 0) mbarrier_arrive(barriers_b.empty + last);
+#endif
         consumers_sync();
 
         // Sum i of a lane is of its tile's row g, or of the eighth below, and of this token.

@@ -303,6 +303,10 @@ impl Cuda {
     fn multiplied(&self, role: Option<Role>, parts: &[Part<'_>]) -> Result<Weight, Error> {
         land(parts, Content::Values, |parts| {
             let weight = self.weight(parts)?;
+            if !self.device.abilities().wgmma && weight.parts.iter().any(|part| part.format.takes_floats8()) {
+                let what = format!("tensor {}: {} on this chip", parts[0].view.name, Need::Floats8);
+                return Err(Error::Unsupported { what, backend: self.device.name() });
+            }
             self.timed(
                 |times| &mut times.kernels,
                 || {
@@ -408,6 +412,10 @@ impl Memory for Cuda {
         }
         land(parts, Content::Values, |parts| {
             let weight = self.weight(parts)?;
+            if weight.parts.iter().any(|part| part.format.takes_floats8()) {
+                let what = format!("tensor {}: experts times 8-bit floats", parts[0].view.name);
+                return Err(Error::Unsupported { what, backend: self.device.name() });
+            }
             self.programs.prepare(Key::plain("experts.cu"));
             self.programs_of_experts(&weight, experts).into_iter().for_each(|key| self.programs.prepare(key));
             self.fill(weight, parts)
@@ -492,6 +500,9 @@ impl Memory for Cuda {
     }
 
     fn supports(&self, need: Need) -> Result<(), Error> {
+        if need == Need::Floats8 && !self.device.abilities().wgmma {
+            return Err(self.lacks(need));
+        }
         self.sizes.supports(need)
     }
 }

@@ -45,6 +45,8 @@ pub(crate) enum Format {
     Q6_K,
     MXFP8,
     FP8_128,
+    /// The bytes of FP8_128, multiplied by rows of 8-bit floats.
+    FP8_A8,
     /// One of the rarer formats, which share their kernels.
     Coded(DType),
 }
@@ -66,6 +68,7 @@ impl Format {
             DType::Q6_K => Format::Q6_K,
             DType::MXFP8 => Format::MXFP8,
             DType::FP8_128 => Format::FP8_128,
+            DType::FP8_A8 => Format::FP8_A8,
             other => Format::Coded(Runs::of(other).map(|_| other)?),
         })
     }
@@ -158,8 +161,19 @@ impl Format {
             Format::Q6_K => "quant/q6_k.cuh",
             Format::MXFP8 => "quant/mxfp8.cuh",
             Format::FP8_128 => "quant/fp8_128.cuh",
+            Format::FP8_A8 => "quant/fp8_a8.cuh",
             Format::Coded(_) => "quant/coded.cuh",
         }
+    }
+
+    /// Whether products with it take activations as 8-bit floats. Only Hopper's kernels of several rows do.
+    pub(crate) fn takes_floats8(self) -> bool {
+        self == Format::FP8_A8
+    }
+
+    /// Columns of activations that lie in 128 bytes.
+    pub(crate) fn piece_columns(self) -> usize {
+        if self.takes_floats8() { 128 } else { 64 }
     }
 
     /// Columns that one step of its product takes.
@@ -193,7 +207,7 @@ impl Format {
             Format::F32 => [8192, 0, 0, 0],
             Format::F16 | Format::BF16 => [4096, 0, 0, 0],
             Format::Q8_0 | Format::MXFP8 => [2048, 0, 128, 0],
-            Format::FP8_128 => [2048, 0, 64, 0],
+            Format::FP8_128 | Format::FP8_A8 => [2048, 0, 64, 0],
             Format::Q4_0 | Format::Q4_K => [1024, 0, 128, 0],
             Format::Q4_1 => [1024, 0, 128, 128],
             Format::Q5_0 | Format::Q5_K => [1024, 256, 128, 0],
@@ -252,7 +266,7 @@ impl Format {
                     }
                 }
             }
-            Format::FP8_128 => {
+            Format::FP8_128 | Format::FP8_A8 => {
                 for (tile, stored) in stored.chunks_exact(132).enumerate() {
                     planes[2][tile * 64 + row * 4..][..4].copy_from_slice(&stored[..4]);
                     for (block, stored) in stored[4..].chunks_exact(32).enumerate() {
@@ -473,7 +487,7 @@ mod tests {
                 let code = u16::from(codes[at]);
                 scale(scales) * f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32()
             }
-            Format::FP8_128 => {
+            Format::FP8_128 | Format::FP8_A8 => {
                 let at = tile * 2048 + block / 2 * 1024 + half * 512 + lane * 16 + block % 2 * 8 + i;
                 let code = u16::from(codes[at]);
                 let scale = f32::from_bits(word(&scales[tile * 64 + row % 16 * 4..]));
@@ -558,7 +572,7 @@ mod tests {
                         block[0] = [255, 95 + block[0] % 40][usize::from(block[1] > 8)];
                         continue;
                     }
-                    if dtype == DType::FP8_128 {
+                    if matches!(dtype, DType::FP8_128 | DType::FP8_A8) {
                         block[3] &= 0xbf;
                         continue;
                     }

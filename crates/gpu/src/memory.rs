@@ -375,8 +375,10 @@ impl CudaSizes {
             dtype,
             backend: self.name,
         })?;
-        if columns > COLUMNS_MAX {
-            return Err(wrong_shape(part, vec![0, COLUMNS_MAX]));
+        // Eight rows of 8-bit floats are prepared at once.
+        let columns_max = if format.takes_floats8() { COLUMNS_MAX / 2 } else { COLUMNS_MAX };
+        if columns > columns_max {
+            return Err(wrong_shape(part, vec![0, columns_max]));
         }
         if columns == 0 || !columns.is_multiple_of(dtype.block_values()) {
             return Err(wrong_shape(part, vec![0, columns.max(1).next_multiple_of(dtype.block_values())]));

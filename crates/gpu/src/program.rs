@@ -58,6 +58,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "quant/q6_k.cuh",
     "quant/mxfp8.cuh",
     "quant/fp8_128.cuh",
+    "quant/fp8_a8.cuh",
     "quant/coded.cuh",
 ];
 
@@ -379,12 +380,13 @@ mod tests {
     use crate::driver::{NVRTC, chip_of_capability as chip};
     use crate::ops::shapes::{HOPPER, part};
     use crate::ops::{
-        HeadGroup, RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_program,
-        program_one, programs_several, sample_program, storage, wgmma_program,
+        HeadGroup, RowCounts, attention_program, every_gemm, expert_programs, few_programs,
+        form_floats8_program, form_program, program_one, programs_several, sample_program, storage,
+        wgmma_program,
     };
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
-    const FORMATS: [Format; 15] = [
+    const FORMATS: [Format; 16] = [
         Format::F32,
         Format::F16,
         Format::BF16,
@@ -398,6 +400,7 @@ mod tests {
         Format::Q6_K,
         Format::MXFP8,
         Format::FP8_128,
+        Format::FP8_A8,
         Format::Coded(DType::Q2_K),
         Format::Coded(DType::IQ2_XS),
     ];
@@ -435,7 +438,9 @@ mod tests {
         }
         for format in FORMATS {
             keys.add([Key::quant("embed.cu", format), crate::upload::packer(format)]);
-            add_experts(format, &mut keys);
+            if !format.takes_floats8() {
+                add_experts(format, &mut keys);
+            }
             add_products(format, &mut keys);
         }
         add_attention(&mut keys);
@@ -472,6 +477,9 @@ mod tests {
             for gates in [false, true] {
                 keys.add(few_programs(&part, gates, rows, &HOPPER).pop());
             }
+        }
+        if format.takes_floats8() {
+            return keys.add([form_floats8_program()]);
         }
         // A weight of many rows and one of few: their products differ in how far ahead they read.
         for rows in [3584, 151_936] {

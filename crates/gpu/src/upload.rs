@@ -113,7 +113,7 @@ pub(crate) fn packer(format: Format) -> Key {
         Format::Q4_K => ("SUPERBLOCKS", 0, 0),
         Format::Q5_K => ("SUPERBLOCKS", 0, 1),
         Format::Q6_K => ("Q6_K", 0, 0),
-        Format::FP8_128 => ("FP8_128", 0, 0),
+        Format::FP8_128 | Format::FP8_A8 => ("FP8_128", 0, 0),
         Format::Coded(_) => ("CODED", u8::from(format.runs().is_some_and(|runs| runs.mins)), 0),
     };
     let defines = vec![format!("FORMAT={name}"), format!("MINS={mins}"), format!("BITS={bits}")];

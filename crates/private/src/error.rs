@@ -233,7 +233,7 @@ pub(crate) fn supports(need: Need) -> Result<(), fornax_compute::Error> {
         Need::Experts => {
             format!("{need} (which of them a token takes would tell the servers about the token)")
         }
-        Need::LowRank | Need::Latent => need.to_string(),
+        Need::LowRank | Need::Latent | Need::Floats8 => need.to_string(),
         _ => return Ok(()),
     };
     Err(fornax_compute::Error::Unsupported { what, backend: NAME })

@@ -4,7 +4,7 @@ use fornax_format::DType;
 
 use crate::{
     Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Norm, PageId, Purpose,
-    Row, Rows, Token, WEIGHT_TYPES,
+    Row, Rows, Token,
 };
 
 use super::bench::{Bench, Table, batch, step};
@@ -18,7 +18,7 @@ const BROKEN: usize = 2;
 
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     for fault in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for dtype in WEIGHT_TYPES {
+        for dtype in suite.weight_types() {
             suite.check(Op::Fault, format_args!("{fault} through matmul {dtype}"), |backend| {
                 stays_in_its_row(&product(backend, dtype, fault)?)
             });

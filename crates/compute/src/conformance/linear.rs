@@ -4,14 +4,16 @@ use std::fmt;
 
 use fornax_format::DType;
 
-use crate::{Backend, Glu, Linear, Need, Part, Purpose, Rows, Token, WEIGHT_TYPES, WeightPlace};
+use crate::cpu::Activations;
+use crate::{Backend, Glu, Linear, Need, Part, Purpose, Rows, Token, WeightPlace};
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::{Random, Stored};
-use super::{Case, Failure, Op, Suite};
+use super::{Case, FLOATS8_BOUND_HALF, Failure, Op, Suite};
 
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
-    for dtype in WEIGHT_TYPES {
+    let types = suite.weight_types();
+    for &dtype in &types {
         // 17 leaves vector code a tail; the widths of real models follow.
         for columns in [17usize, 32, 256, 576, 768, 896] {
             if !columns.is_multiple_of(dtype.block_values()) {
@@ -36,14 +38,17 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         }
     }
     // Sums are shared out differently in larger weights, and prompts have other kernels than batches.
-    for dtype in [DType::BF16, DType::Q8_0, DType::MXFP8, DType::FP8_128, DType::Q4_K, DType::Q6_K] {
+    let shared_out =
+        [DType::BF16, DType::Q8_0, DType::MXFP8, DType::FP8_128, DType::FP8_A8, DType::Q4_K, DType::Q6_K];
+    for dtype in shared_out.into_iter().filter(|dtype| types.contains(dtype)) {
         for (rows, tokens) in [(1100, 300), (2200, 300), (8500, 150), (17_000, 150)] {
             let case = format!("matmul {dtype} {rows}x512: {tokens} rows, and in groups");
             suite.same_bits(case, |backend| regrouped(backend, dtype, (rows, 512), tokens));
         }
     }
     // Long rows of several hundred tokens, weights of so many rows that blocks have more of them, and gates.
-    for dtype in [DType::BF16, DType::Q4_K] {
+    let long = [DType::BF16, DType::Q4_K, DType::FP8_A8];
+    for dtype in long.into_iter().filter(|dtype| types.contains(dtype)) {
         for (rows, columns, tokens) in
             [(1100, 8192, 150), (1100, 8192, 200), (1500, 4096, 230), (4600, 1024, 210), (25_300, 256, 70)]
         {
@@ -199,6 +204,15 @@ impl fmt::Display for Matmul {
 impl Case for Matmul {
     fn op(&self) -> Op {
         Op::Matmul
+    }
+
+    fn bound(&self, activations: Activations) -> f64 {
+        let eights = self.parts.iter().any(|part| part.dtype == DType::FP8_A8);
+        if eights && activations == Activations::Half {
+            FLOATS8_BOUND_HALF
+        } else {
+            Op::Matmul.bound(activations)
+        }
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {

@@ -31,6 +31,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
 
+use fornax_format::DType;
+
 use crate::cpu::{Activations, Cpu};
 use crate::{Backend, Error, Need, Sizes};
 
@@ -126,6 +128,9 @@ const LAYER_BOUND_HALF: f64 = 3e-4;
 /// Of experts against a formula that rounds nothing: two products one behind the other, of weights and activations in
 /// f16.
 const EXPERTS_BOUND_HALF: f64 = 1e-5;
+
+/// Of products of 8-bit floats: tensor cores keep about 14 bits of the sums of 128 columns.
+const FLOATS8_BOUND_HALF: f64 = 3e-7;
 
 impl Op {
     fn bound(self, activations: Activations) -> f64 {
@@ -338,6 +343,10 @@ impl From<Error> for Failure {
 trait Case: fmt::Display {
     /// Which bound applies.
     fn op(&self) -> Op;
+    /// How far off a row may be.
+    fn bound(&self, activations: Activations) -> f64 {
+        self.op().bound(activations)
+    }
     /// What a backend may say that it does not have.
     fn needs(&self) -> Vec<Need> {
         Vec::new()
@@ -356,6 +365,12 @@ struct Suite<'a, B> {
 }
 
 impl<B: Backend> Suite<'_, B> {
+    /// The types of weights that the subject multiplies by.
+    fn weight_types(&self) -> Vec<DType> {
+        let takes = |dtype: &DType| *dtype != DType::FP8_A8 || self.backend.supports(Need::Floats8).is_ok();
+        WEIGHT_TYPES.into_iter().filter(takes).collect()
+    }
+
     /// The subject's outputs against the reference's, unless the subject says that it does not have the operation.
     fn compare(&mut self, case: impl Case) {
         let lacks = |need: &Need| self.backend.supports(*need).is_err();
@@ -366,7 +381,7 @@ impl<B: Backend> Suite<'_, B> {
         let wanted = self.reference.wanted(case.op(), &words, |cpu| case.compute(cpu));
         let outcome = wanted.and_then(|wanted| {
             let got = case.compute(self.backend)?;
-            within(case.op().bound(self.reference.activations()), &got, &wanted)
+            within(case.bound(self.reference.activations()), &got, &wanted)
         });
         self.conclude(case.op(), words, outcome);
     }

@@ -62,7 +62,7 @@ impl Random {
 }
 
 /// Every type that a weight may have.
-pub const WEIGHT_TYPES: [DType; 28] = [
+pub const WEIGHT_TYPES: [DType; 29] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -91,6 +91,7 @@ pub const WEIGHT_TYPES: [DType; 28] = [
     DType::NVFP4,
     DType::MXFP8,
     DType::FP8_128,
+    DType::FP8_A8,
 ];
 
 /// The bytes of a stored tensor.
@@ -169,10 +170,14 @@ fn put_scales(random: &mut Random, dtype: DType, block: &mut [u8]) {
         DType::MXFP4 => return block[0] = 126 + random.below(3) as u8,
         // The same, times the largest.
         DType::MXFP8 => return block[0] = 117 + random.below(3) as u8,
-        DType::FP8_128 => {
+        DType::FP8_128 | DType::FP8_A8 => {
             // Of either sign, beside floats of up to 480.
             let sign = if random.below(2) == 0 { 1.0 } else { -1.0 };
             let scale: f32 = sign * (0.5 + random.unit()) / 480.0;
+            if dtype == DType::FP8_A8 {
+                // All ones are no number to tensor cores; landing leaves none.
+                block[4..].iter_mut().filter(|code| **code & 127 == 127).for_each(|code| *code &= 0xfe);
+            }
             return block[..4].copy_from_slice(&scale.to_le_bytes());
         }
         DType::NVFP4 => return block[..4].fill_with(|| 0x28 + random.below(24) as u8),

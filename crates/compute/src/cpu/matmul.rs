@@ -15,7 +15,7 @@ use super::memory::{Block, Matrix, WeightPart};
 use super::pool::Pool;
 use super::quant::{
     BLOCK, GROUP, IntBlock, Kernels, PANEL_BLOCK_BYTES, Simd, WIDTHS, dot_f32, f32_kernels, quantize,
-    round_row, round_weights, store_block,
+    round_row, round_row_to_eights, round_weights, store_block,
 };
 
 /// Columns of sixteen weight rows that are dequantised at once: 32 KB.
@@ -67,7 +67,8 @@ impl Multiplier<'_> {
         let forms = Forms {
             columns: weight.columns,
             integers: weight.parts.iter().any(integer),
-            floats: !weight.parts.iter().all(integer),
+            floats: weight.parts.iter().any(|part| !integer(part) && !takes_eights(part)),
+            eights: weight.parts.iter().any(takes_eights),
         };
         let stored = weight.parts.iter().all(|part| part.format.kernels.is_none());
         let rows = forms.rows(self.panels.bytes().len());
@@ -91,6 +92,8 @@ impl Multiplier<'_> {
         }
         let mut halves = if self.activations == Activations::Half { x.to_vec() } else { Vec::new() };
         let factors: Vec<f32> = halves.chunks_mut(columns).map(round_row).collect();
+        let mut eights = if forms.eights { x.to_vec() } else { Vec::new() };
+        eights.chunks_mut(columns).for_each(round_row_to_eights);
         let values: &mut [f32] = &mut self.scratch.values_mut()[..columns];
         let mut first = 0;
         for part in weight.parts {
@@ -98,6 +101,10 @@ impl Multiplier<'_> {
                 let stored = weight.stored(part, row);
                 let outs = out.chunks_mut(weight.rows).map(|out| &mut out[first + row]);
                 match part.format.dot {
+                    _ if takes_eights(part) => {
+                        (part.format.dequantize)(stored, values);
+                        outs.zip(eights.chunks(columns)).for_each(|(out, x)| *out = dot_f32(values, x));
+                    }
                     Some(dot) if self.activations == Activations::Integer => {
                         let inputs = blocks.chunks(columns / BLOCK);
                         outs.zip(inputs).for_each(|(out, blocks)| *out = dot(stored, blocks));
@@ -123,21 +130,25 @@ impl Multiplier<'_> {
         let rows = x.len() / weight.columns;
         let f32_kernels = f32_kernels(simd).expect("packed weights have kernels");
         let (integers, floats) = self.panels.bytes_mut().split_at_mut(rows * forms.integer_bytes());
-        let floats: &mut [f32] = &mut bytemuck::cast_slice_mut(floats)[..rows * forms.float_values()];
+        let (floats, eights) = bytemuck::cast_slice_mut(floats).split_at_mut(rows * forms.float_values());
+        let eights: &mut [f32] = &mut eights[..rows * forms.eight_values()];
         let panels = Panels { rows, width_max: f32_kernels.width_max };
 
         let (integer_parts, float_parts) = (Disjoint::new(integers), Disjoint::new(floats));
+        let eight_parts = Disjoint::new(eights);
         let lay_out = |first: usize, width: usize| {
             let x = &x[first * weight.columns..][..width * weight.columns];
-            let (bytes, values) = (forms.integer_bytes(), forms.float_values());
+            let end = first + width;
+            let (bytes, values, eights) = (forms.integer_bytes(), forms.float_values(), forms.eight_values());
             // SAFETY: panels do not overlap, and each is laid out once.
-            let (integers, floats) = unsafe {
-                (
-                    integer_parts.part(first * bytes..(first + width) * bytes),
-                    float_parts.part(first * values..(first + width) * values),
-                )
+            let panel = unsafe {
+                Panel {
+                    integers: integer_parts.part(first * bytes..end * bytes),
+                    floats: float_parts.part(first * values..end * values),
+                    eights: eight_parts.part(first * eights..end * eights),
+                }
             };
-            forms.lay_out(simd, x, width, integers, floats);
+            forms.lay_out(simd, x, width, panel);
         };
         if x.len() < GRAIN_VALUES {
             panels.all().for_each(|(first, width)| lay_out(first, width));
@@ -151,7 +162,7 @@ impl Multiplier<'_> {
         let scratch: &mut [f32] = self.scratch.values_mut();
         let scratch_values = scratch.len() / pool.threads();
         let (scratch, out) = (Disjoint::new(scratch), Disjoint::new(out));
-        let inputs = Inputs { forms, panels, integers, floats, f32_kernels };
+        let inputs = Inputs { forms, panels, integers, floats, eights, f32_kernels };
         let integer = self.activations == Activations::Integer;
         pool.for_each(weight.parts.iter().map(WeightPart::groups).sum(), |thread, mine| {
             // SAFETY: each thread takes its own stretch.
@@ -195,14 +206,19 @@ impl Multiplier<'_> {
             let forms = Forms {
                 columns,
                 integers: matrix.parts.iter().any(|part| integer && part.format.dot.is_some()),
-                floats: matrix.parts.iter().any(|part| !integer || part.format.dot.is_none()),
+                floats: matrix
+                    .parts
+                    .iter()
+                    .any(|part| !takes_eights(part) && (!integer || part.format.dot.is_none())),
+                eights: matrix.parts.iter().any(takes_eights),
             };
             // Half of it for the rows and their panels, half for products and expanded weights.
             let (room, rest) = scratch.split_at_mut(scratch_values / 2);
             let row_values = columns.next_multiple_of(GROUP);
-            let row_bytes = forms.integer_bytes() + (forms.float_values() + row_values) * size_of::<f32>();
+            let panel_values = forms.float_values() + forms.eight_values();
+            let row_bytes = forms.integer_bytes() + (panel_values + row_values) * size_of::<f32>();
             // What the panels' ends are rounded up to.
-            let slack = 2 * GROUP;
+            let slack = 3 * GROUP;
             let fit = (room.len() - slack) * size_of::<f32>() / row_bytes;
             assert!(fit > 0, "a row of {columns} columns fits the scratch");
             let pass = fit.min(HEAD_ROWS_MAX);
@@ -213,20 +229,27 @@ impl Multiplier<'_> {
                 let (integers, room) = room.split_at_mut(integer_values);
                 let float_values = (rows * forms.float_values()).next_multiple_of(GROUP);
                 let (floats, room) = room.split_at_mut(float_values);
+                let eight_values = (rows * forms.eight_values()).next_multiple_of(GROUP);
+                let (eights, room) = room.split_at_mut(eight_values);
                 let integers: &mut [u8] = bytemuck::cast_slice_mut(integers);
                 let gathered = &mut room[..rows * columns];
                 for (row, to) in gathered.chunks_exact_mut(columns).enumerate() {
                     to.copy_from_slice(x.share(first + row, head, heads, columns));
                 }
                 let panels = Panels { rows, width_max: f32_kernels.width_max };
-                let (bytes, values) = (forms.integer_bytes(), forms.float_values());
+                let (bytes, values, of_eights) =
+                    (forms.integer_bytes(), forms.float_values(), forms.eight_values());
                 for (first, width) in panels.all() {
                     let x = &gathered[first * columns..][..width * columns];
-                    let integers = &mut integers[first * bytes..(first + width) * bytes];
-                    let floats = &mut floats[first * values..(first + width) * values];
-                    forms.lay_out(simd, x, width, integers, floats);
+                    let end = first + width;
+                    let panel = Panel {
+                        integers: &mut integers[first * bytes..end * bytes],
+                        floats: &mut floats[first * values..end * values],
+                        eights: &mut eights[first * of_eights..end * of_eights],
+                    };
+                    forms.lay_out(simd, x, width, panel);
                 }
-                let inputs = Inputs { forms: &forms, panels, integers, floats, f32_kernels };
+                let inputs = Inputs { forms: &forms, panels, integers, floats, eights, f32_kernels };
                 let groups = 0..matrix.parts.iter().map(WeightPart::groups).sum();
                 inputs.multiply_groups(matrix, groups, integer, rest, |row, columns, products| {
                     let at = (first + row) * weight.rows + head * each;
@@ -280,11 +303,25 @@ impl Panels {
     }
 }
 
+/// Whether a part takes activations as 8-bit floats.
+fn takes_eights(part: &WeightPart) -> bool {
+    part.format.dtype == DType::FP8_A8
+}
+
 /// The forms in which a weight's parts take activations.
 struct Forms {
     columns: usize,
     integers: bool,
     floats: bool,
+    /// Floats that were rounded to 8-bit floats.
+    eights: bool,
+}
+
+/// Some rows in each form.
+struct Panel<'a> {
+    integers: &'a mut [u8],
+    floats: &'a mut [f32],
+    eights: &'a mut [f32],
 }
 
 impl Forms {
@@ -298,16 +335,22 @@ impl Forms {
         usize::from(self.floats) * self.columns.next_multiple_of(2)
     }
 
+    /// Values of a row as 8-bit floats.
+    fn eight_values(&self) -> usize {
+        usize::from(self.eights) * self.columns.next_multiple_of(2)
+    }
+
     /// Rows of a pass: what the room holds, in whole panels where it can.
     fn rows(&self, room: usize) -> usize {
-        let rows =
-            (room / (self.integer_bytes() + self.float_values() * size_of::<f32>())).min(PASS_ROWS_MAX);
+        let values = self.float_values() + self.eight_values();
+        let rows = (room / (self.integer_bytes() + values * size_of::<f32>())).min(PASS_ROWS_MAX);
         assert!(rows > 0, "a row of {} columns fits the scratch", self.columns);
         if rows < WIDTHS[0] { rows } else { rows / WIDTHS[0] * WIDTHS[0] }
     }
 
     /// Writes a panel of `width` rows in every form.
-    fn lay_out(&self, simd: Simd, x: &[f32], width: usize, integers: &mut [u8], floats: &mut [f32]) {
+    fn lay_out(&self, simd: Simd, x: &[f32], width: usize, panel: Panel<'_>) {
+        let Panel { integers, floats, eights } = panel;
         for (row, x) in x.chunks(self.columns).enumerate() {
             if self.integers {
                 quantize(simd, x, |index, block| store_block(simd, integers, width, row, index, block));
@@ -317,9 +360,18 @@ impl Forms {
                     column[row] = *value;
                 }
             }
+            if self.eights {
+                let mut rounded = x.to_vec();
+                round_row_to_eights(&mut rounded);
+                for (column, value) in eights.chunks_exact_mut(width).zip(rounded) {
+                    column[row] = value;
+                }
+            }
         }
-        if self.floats {
-            floats[self.columns * width..].fill(0.0);
+        for (panel, is) in [(floats, self.floats), (eights, self.eights)] {
+            if is {
+                panel[self.columns * width..].fill(0.0);
+            }
         }
     }
 }
@@ -330,6 +382,7 @@ struct Inputs<'a> {
     panels: Panels,
     integers: &'a [u8],
     floats: &'a [f32],
+    eights: &'a [f32],
     f32_kernels: &'static Kernels,
 }
 
@@ -358,7 +411,10 @@ impl Inputs<'_> {
                 match (kernels.takes_integers(), integer) {
                     (true, true) => self.multiply_integers(kernels, bytes, store),
                     (true, false) => self.multiply_expanded(kernels, bytes, scratch, store),
-                    (false, _) => self.multiply_floats(kernels, bytes, store),
+                    (false, _) => {
+                        let panels = if takes_eights(part) { self.eights } else { self.floats };
+                        self.multiply_floats(kernels, bytes, panels, store);
+                    }
                 }
             }
             first_group += part.groups();
@@ -377,11 +433,18 @@ impl Inputs<'_> {
         }
     }
 
-    fn multiply_floats(&self, kernels: &Kernels, group: &[u8], store: impl Fn(usize, &[[f32; GROUP]])) {
+    fn multiply_floats(
+        &self,
+        kernels: &Kernels,
+        group: &[u8],
+        panels: &[f32],
+        store: impl Fn(usize, &[[f32; GROUP]]),
+    ) {
+        let each = self.forms.columns.next_multiple_of(2);
         for (first, width) in self.panels.all() {
             let mut tile = [[0.0; GROUP]; WIDTHS[0]];
             let tile = &mut tile[..width];
-            let panel = self.float_panel(first, width, 0..self.forms.float_values());
+            let panel = &panels[first * each..][..width * each];
             kernels.multiply_floats(group, self.forms.columns, panel, tile);
             store(first, tile);
         }
@@ -451,7 +514,7 @@ mod tests {
                         block[0] = 110 + block[0] % 16;
                         continue;
                     }
-                    if dtype == DType::FP8_128 {
+                    if matches!(dtype, DType::FP8_128 | DType::FP8_A8) {
                         block[3] = 0x3a;
                         continue;
                     }
@@ -523,13 +586,14 @@ mod tests {
 
     #[test]
     fn rows_alone_among_others_and_on_any_number_of_threads_give_the_same_bits_near_the_true_product() {
-        const MIXES: [&[DType]; 6] = [
+        const MIXES: [&[DType]; 7] = [
             &[DType::F32, DType::F16, DType::BF16],
             &[DType::Q4_0, DType::Q4_1, DType::Q5_0],
             &[DType::Q5_1, DType::Q8_0, DType::F32],
             &[DType::Q4_K, DType::Q5_K, DType::Q6_K],
             &[DType::Q4_K, DType::Q8_0, DType::F16],
             &[DType::Q8_0, DType::MXFP8, DType::MXFP8],
+            &[DType::FP8_A8, DType::Q8_0, DType::FP8_A8],
         ];
         let (columns, rows) = (512, 71);
         for types in MIXES {
@@ -547,7 +611,12 @@ mod tests {
                     let whole = product(options(1), types, columns, rows, rows);
                     let error =
                         whole.iter().zip(&truth).map(|(&x, y)| (f64::from(x) - y).powi(2)).sum::<f64>();
-                    let bound = if activations == Activations::Float { 1e-12 } else { 1e-4 };
+                    let bound = match activations {
+                        // A fourth bit is rounded in each activation.
+                        _ if types.contains(&DType::FP8_A8) => 2e-3,
+                        Activations::Float => 1e-12,
+                        _ => 1e-4,
+                    };
                     assert!(error / power < bound, "{types:?} {activations:?} {}", error / power);
                     for (threads, at_once) in [(1, 1), (2, 1), (3, rows), (2, 6)] {
                         let again = product(options(threads), types, columns, rows, at_once);

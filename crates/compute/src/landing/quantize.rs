@@ -1,4 +1,4 @@
-//! Float rows as Q8_0, Q4_K and MXFP8.
+//! Float rows as Q8_0, Q4_K, MXFP8 and FP8_A8.
 
 use half::f16;
 
@@ -29,6 +29,22 @@ pub fn quantize_mxfp8(values: &[f32], out: &mut [u8]) {
     for (values, [exponent, codes @ ..]) in blocks.iter().zip(out.as_chunks_mut::<33>().0) {
         *exponent = float8::exponent(values);
         float8::encode(values, *exponent, codes);
+    }
+}
+
+/// A row as blocks of FP8_A8 that share one scale, a 448th of its largest magnitude: 8-bit floats, rounded to nearest
+/// even. NaN where a value is not finite. Panics unless `out` has the room of whole blocks.
+pub fn quantize_fp8_row(values: &[f32], out: &mut [u8]) {
+    let (runs, rest) = values.as_chunks::<128>();
+    assert!(rest.is_empty() && out.len() == runs.len() * 132, "rows of whole blocks");
+    let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let finite = values.iter().all(|value| value.is_finite());
+    let scale = if finite { most / 448.0 } else { f32::NAN };
+    for (values, [a, b, c, d, codes @ ..]) in runs.iter().zip(out.as_chunks_mut::<132>().0) {
+        [*a, *b, *c, *d] = scale.to_le_bytes();
+        for (code, value) in codes.iter_mut().zip(values) {
+            *code = if scale > 0.0 { float8::code(value / scale) } else { 0 };
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use fornax_compute::{
     LatentHeads, LowRank, Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing,
     Rows, SampleRow, ScanHeads, Scores, SelectiveScan, Shares, ShortConv, Temperature, Token, Usage,
 };
+use fornax_format::DType;
 
 use crate::{cpu, large};
 
@@ -50,6 +51,8 @@ enum Fault {
     SumDependsOnBatch,
     /// Attention of a whole prompt is summed in another order than that of a single token.
     SumDependsOnChunk,
+    /// Activations that are to be 8-bit floats stay as they are.
+    WideActivations,
     /// Stored row orders are dropped.
     OrderIgnored,
     /// The bias is added to the first row only.
@@ -201,6 +204,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::RowTooMany, Op::Matmul),
     (Fault::SumDependsOnBatch, Op::Invariance),
     (Fault::SumDependsOnChunk, Op::Invariance),
+    (Fault::WideActivations, Op::Matmul),
     (Fault::OrderIgnored, Op::Matmul),
     (Fault::BiasOnce, Op::Add),
     (Fault::GateAndUpSwapped, Op::Glu),
@@ -367,6 +371,10 @@ impl Memory for Mutant {
         let mut parts = parts.to_vec();
         if self.has(Fault::OrderIgnored) {
             parts.iter_mut().for_each(|part| part.rows = None);
+        }
+        if self.has(Fault::WideActivations) {
+            let rounding = parts.iter_mut().filter(|part| part.view.dtype == DType::FP8_A8);
+            rounding.for_each(|part| part.view.dtype = DType::FP8_128);
         }
         self.inner.upload(&parts)
     }

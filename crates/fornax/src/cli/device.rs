@@ -67,6 +67,7 @@ impl DeviceArgs {
     pub(crate) fn activations_on(&self, device: Device) -> Activations {
         match device {
             Device::Cpu => self.activations.unwrap_or(Activations::Int8),
+            _ if self.activations == Some(Activations::Fp8) => Activations::Fp8,
             _ => Activations::Float,
         }
     }
@@ -79,6 +80,8 @@ pub(crate) enum Activations {
     Float,
     /// Rounded to integers, 32 to a scale; faster
     Int8,
+    /// Rounded to 8-bit floats, a row to a scale, where weights are 8-bit floats (or become them by --quant fp8)
+    Fp8,
 }
 
 impl Activations {
@@ -86,6 +89,7 @@ impl Activations {
         match self {
             Activations::Float => "float",
             Activations::Int8 => "int8",
+            Activations::Fp8 => "fp8",
         }
     }
 }
@@ -163,10 +167,11 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
         }
     }
     if let Some(activations) = args.activations {
-        options = options.activations(match activations {
-            Activations::Float => fornax::Activations::Float,
-            Activations::Int8 => fornax::Activations::Integer,
-        });
+        options = match activations {
+            Activations::Float => options.activations(fornax::Activations::Float),
+            Activations::Int8 => options.activations(fornax::Activations::Integer),
+            Activations::Fp8 => options.floats8(true),
+        };
     }
     options = options.images(!args.no_images);
     if let Some(tokens) = args.image_tokens {

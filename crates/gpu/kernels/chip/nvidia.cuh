@@ -76,6 +76,14 @@ DEVICE u32 pack_f16x2(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
+// Two f32 rounded to 8-bit floats (e4m3); beyond their range the largest.
+DEVICE u16 pack_floats8x2(float low, float high) {
+    u16 d = 0;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));
+#endif
+    return d;
+}
 // One f16 of a word in both halves of another. Written so, ptxas turns it into a qualifier of the operand that takes
 // it.
 DEVICE u32 broadcast_f16(u32 word, int upper) {

@@ -29,6 +29,22 @@ struct Quant {
             }
         }
     }
+    // As they are stored, for products of 8-bit floats: use(k, a) of the step's thirty-twos of columns in order, as
+    // `WgmmaFloats8` takes them. Of 32 columns the first sixteen are 8t to 8t + 3, the others 8t + 4 to 8t + 7.
+    template <class Use> DEVICE_METHOD static void floats8(const u8* staged, int lane, Use use) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint4 w0 = *(const uint4*)(staged + half * 1024 + lane * 16);
+            const uint4 w1 = *(const uint4*)(staged + half * 1024 + 512 + lane * 16);
+            const u32 first[4] = {w0.x, w1.x, w0.y, w1.y}, second[4] = {w0.z, w1.z, w0.w, w1.w};
+            use(half * 2, first);
+            use(half * 2 + 1, second);
+        }
+    }
+    // What the sums of a step's products in a lane's row g, or g + 8, are multiplied by.
+    DEVICE_METHOD static float step_scale(const u8* staged, int lane, int below) {
+        return *(const float*)(staged + Bytes::SCALES + (below * 8 + lane / 4) * 4);
+    }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);
         long at = p.tile * 2048 + p.block / 2 * 1024 + p.half * 512 + p.lane * 16 + p.block % 2 * 8 + p.i;

@@ -201,6 +201,48 @@ fn a_prompt_is_multiplied_by_kernels_of_many_rows_which_also_gate() {
 }
 
 #[test]
+fn weights_times_8_bit_floats_have_the_same_kernels_for_any_number_of_rows_or_are_refused_by_name() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut model = Model::new(&cuda).unwrap();
+    let eights =
+        |role, rows, columns| with_zeros(DType::FP8_A8, rows, columns, |part| cuda.upload_for(role, &[part]));
+    model.qkv = eights(Role::Tokens, HEADS.qkv_columns(), HIDDEN).unwrap();
+    model.output = eights(Role::Tokens, HIDDEN, HIDDEN).unwrap();
+    model.gate_up = eights(Role::Gates { glu: Glu::Silu, adapted: false }, 2 * FFN, HIDDEN).unwrap();
+    model.down = eights(Role::Tokens, HIDDEN, FFN).unwrap();
+    // (streams; rows prepared by a kernel; products of wgmma; of one row: the head's)
+    for (streams, wanted) in [(1, (0, 4, 1)), (2, (5, 5, 0)), (70, (5, 5, 0))] {
+        let compiled = cuda.programs.keys();
+        fake::with(|fake| fake.launched.clear());
+        model.step(&cuda, streams, 0).unwrap();
+        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+        let count = |name: &str| launched.iter().filter(|launch| launch.kernel.starts_with(name)).count();
+        assert_eq!(
+            (count("form_"), count("gemm"), count("gemv_one")),
+            wanted,
+            "{streams} streams: {launched:?}"
+        );
+        assert_eq!(cuda.programs.keys().len(), compiled.len(), "{streams} streams compile nothing");
+    }
+    let expert = with_zeros(DType::FP8_A8, 4 * FFN, HIDDEN, |part| cuda.upload_experts(&[part], 4));
+    let refused = expert.unwrap_err().to_string();
+    assert!(refused.contains("tensor zeros: experts times 8-bit floats"), "{refused}");
+    drop((model, cuda));
+    assert_clean("8-bit activations");
+    for capability in [80, 89, 120] {
+        fake::willing();
+        fake::with(|fake| fake.capability = Some(capability));
+        let cuda = Cuda::new(options()).unwrap();
+        let refused = zeros(&cuda, DType::FP8_A8, HIDDEN, HIDDEN).unwrap_err().to_string();
+        assert!(
+            refused.contains("tensor zeros: products of 8-bit floats with 8-bit floats on this chip"),
+            "{capability}: {refused}"
+        );
+    }
+}
+
+#[test]
 fn a_chip_is_asked_for_what_it_can_do_and_for_nothing_else() {
     // (capability; whether it has wgmma; the largest cluster of a step with eight tiles of keys; early starts)
     for (capability, wgmma, cluster, early) in

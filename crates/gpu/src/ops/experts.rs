@@ -614,7 +614,7 @@ impl Cuda {
                 ..bytemuck::Zeroable::zeroed()
             };
             let call = Call::of_tokens(OPERATION, slot);
-            return self.hold(call, Prepared { columns, many: false, whole }, &inputs);
+            return self.hold(call, Prepared { columns, many: false, floats8: false, whole }, &inputs);
         }
         self.scratch.forget();
         let name = if columns.is_multiple_of(4) { "form_experts_fours" } else { "form_experts_any" };

@@ -33,6 +33,9 @@ const TALL: usize = 2;
 /// Rows of activations per block: with one slice, and where several slices are added up in registers.
 const WIDTHS: [usize; 7] = [64, 96, 128, 160, 192, 224, 256];
 const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
+/// The same where products of 8-bit floats leave the tensor cores after each step: their sums need as many registers.
+const WIDTHS_FLOATS8: [usize; 6] = [64, 96, 128, 160, 192, 256];
+const WIDTHS_FLOATS8_SLICED: [usize; 3] = [64, 128, 160];
 /// The same for experts, which never have as many rows as a tile.
 const WIDTHS_EXPERTS: [usize; 4] = [64, 128, 192, 256];
 /// Up to this many tiles of activations beside each other, the steps may be divided evenly among blocks (stream-K):
@@ -123,14 +126,18 @@ impl GemmPlan {
     ) -> impl Iterator<Item = GemmPlan> + use<> {
         let Abilities { multiprocessors, shared_max: room, .. } = *able;
         let slices = slices(part);
-        let widths: &[usize] = if slices == 1 { &WIDTHS } else { &WIDTHS_SLICED };
+        let (undivided, sliced): (&[usize], &[usize]) = match part.format.takes_floats8() {
+            true => (&WIDTHS_FLOATS8, &WIDTHS_FLOATS8_SLICED),
+            false => (&WIDTHS, &WIDTHS_SLICED),
+        };
+        let widths = if slices == 1 { undivided } else { sliced };
         let part = *part;
         let whole = widths.iter().filter(move |width| passes(gates, slices, width));
         let whole = whole.map(|&width| Block { groups: GROUPS, width, even: false });
         // Gates have one slice here.
         let slices_max = if gates { 1 } else { EVEN_SLICES };
-        let even = WIDTHS.into_iter().filter(move |_| slices <= slices_max);
-        let even = even.map(|width| Block { groups: GROUPS, width, even: true });
+        let even = undivided.iter().filter(move |_| slices <= slices_max);
+        let even = even.map(|&width| Block { groups: GROUPS, width, even: true });
         let takes_tall = slices == 1 && matches!(part.format, Format::Q4_K | Format::Q6_K | Format::Q8_0);
         let tall = WIDTHS
             .into_iter()
@@ -232,7 +239,11 @@ impl GemmPlan {
     fn cost(&self, part: &WeightPart, multiprocessors: usize) -> usize {
         let sixteens = part.format.step_columns() / 16;
         let of_row = if self.groups == GROUPS { 9 } else { 14 };
-        let each = sixteens * (45 + self.width * of_row / 10);
+        let each = match part.format.takes_floats8() {
+            // Twice as many columns at once; then a lane scales and adds its sums.
+            true => sixteens / 2 * (45 + self.width * of_row / 10) + 100 + self.width / 2,
+            false => sixteens * (45 + self.width * of_row / 10),
+        };
         let end = 1500 + 8 * self.width;
         let blocks = self.blocks(multiprocessors);
         let rounds = self.units().div_ceil(blocks);
@@ -441,7 +452,8 @@ mod tests {
 
     #[test]
     fn every_shape_fits_a_block_and_reads_ahead() {
-        for format in [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1] {
+        let some = [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1];
+        for format in some.into_iter().chain([Format::FP8_A8]) {
             for rows in [16, 512, 9728, 37_888, 152_064] {
                 for columns in [128, 896, 3584, 18_944] {
                     for (gates, limit) in [(false, 65), (true, 65), (false, 300), (true, 8192)] {

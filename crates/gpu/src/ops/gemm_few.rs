@@ -43,11 +43,23 @@ struct Few {
     limit: i32,
     rows: i32,
     units: i32,
-    pad: [i32; 2],
+    eps: f32,
+    pad: i32,
+    x: u64,
+    norm: u64,
 }
 
-pub(super) const LAYOUTS: &[Layout] =
-    &[layout!(Few, "Inputs" in "gemm_few.cu", { values, factors, first, limit, rows, units, pad })];
+pub(super) const LAYOUTS: &[Layout] = &[
+    layout!(Few, "Inputs" in "gemm_few.cu", { values, factors, first, limit, rows, units, eps, pad, x, norm }),
+];
+
+/// What a block multiplies, with the names of [`FewPlan`].
+#[derive(Clone, Copy)]
+struct Block {
+    gates: bool,
+    width: usize,
+    one: Option<usize>,
+}
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +68,8 @@ struct FewPlan {
     gates: bool,
     /// Rows of activations.
     width: usize,
+    /// Where every block converts the one row itself: the most groups of 128 columns of a slice.
+    one: Option<usize>,
     /// Warpgroups that multiply.
     groups: usize,
     /// The most tiles that a block works on at the same time.
@@ -73,34 +87,40 @@ impl FewPlan {
     /// The plan for this many rows of activations; `None` where they are too many, or nothing fits.
     fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> Option<FewPlan> {
         let room = able.shared_max;
+        let one = Some(part).filter(|part| limit == 1 && part.format.takes_floats8());
+        let one = one.map(|part| part.groups().div_ceil(slices(part)));
         let width = WIDTHS.into_iter().find(|&width| limit <= width && width <= rows_max(part))?;
         let slices = slices(part);
         // With several slices, gates are multiplied first and gated by another kernel.
         if gates && (slices > 1 || !part.row_tiles().is_multiple_of(2)) {
             return None;
         }
+        let block = Block { gates, width, one };
         let sides = if gates { 2 } else { 1 };
         let units = part.row_tiles() / sides;
         let at_once = match slices {
             1 => able.multiprocessors,
             _ => CLUSTERED.min(able.multiprocessors) / slices,
         };
-        // Sums need registers.
+        // Sums need registers: of 8-bit floats twice as many.
         let groups_max = match (width, slices) {
+            (33..=64, _) if part.format.takes_floats8() => 4,
+            (65..=96, _) if part.format.takes_floats8() => 3,
+            (97.., _) if part.format.takes_floats8() => 2,
             (0..=WIDTH_WIDE, _) => 5,
             (_, 1) => 3,
             _ => 4,
         };
         let most = (1..=groups_max * GROUP_TILES / sides)
             .rev()
-            .find(|&units| FewPlan::stages(part, gates, width, units * sides, room).is_some())?;
+            .find(|&units| FewPlan::stages(part, block, units * sides, room).is_some())?;
         // As few rounds as possible, all of the same length; a block of a slice has one round.
         let blocks = units.min(at_once.max(1));
         let share = units.div_ceil(blocks);
         let each = share.div_ceil(share.div_ceil(most));
         let blocks = if slices == 1 { blocks } else { units.div_ceil(each) };
         let tiles = each * sides;
-        let (stages, shared) = FewPlan::stages(part, gates, width, tiles, room)?;
+        let (stages, shared) = FewPlan::stages(part, block, tiles, room)?;
         let groups = tiles.div_ceil(GROUP_TILES);
         let sums = if slices > 1 { 1024 + groups * GROUP_TILES * 64 * width } else { 0 };
         let shared = shared.max(sums);
@@ -108,6 +128,7 @@ impl FewPlan {
             slices,
             gates,
             width,
+            one,
             groups,
             tiles,
             stages,
@@ -120,20 +141,26 @@ impl FewPlan {
     /// Stages of weights and of activations, and the shared memory that they need: for two tiles and for more.
     fn stages(
         part: &WeightPart,
-        gates: bool,
-        width: usize,
+        Block { gates, width, one }: Block,
         tiles: usize,
         room: usize,
     ) -> Option<([usize; 2], usize)> {
         let weights = tiles * part.format.step_bytes();
-        let pieces = if width < WIDTH_WIDE { 2 } else { 1 };
+        let pieces = if width < WIDTH_WIDE { 128 / part.format.piece_columns() } else { 1 };
         let activations = pieces * width * 128;
         // The starts of groups of eight rows; what is handed over.
         let passed = tiles.next_multiple_of(GROUP_TILES) * (width / 4).min(8) * 128;
         let fixed = 1024 + if gates { passed } else { 0 };
+        if let Some(groups) = one {
+            // Eight rows' room for one.
+            let fixed = fixed + groups * 1024;
+            let room = room.checked_sub(fixed + 2 * weights)?;
+            let stages = (2 + room / weights).min(STAGES_MAX);
+            return Some(([stages, 1], fixed + stages * weights));
+        }
         let room = room.checked_sub(fixed + 2 * weights)?;
         // Weights get what activations leave,
-        let ahead = (room / activations).min(if pieces == 2 { 3 } else { 4 });
+        let ahead = (room / activations).min(if width < WIDTH_WIDE { 3 } else { 4 });
         if ahead < 2 {
             return None;
         }
@@ -156,6 +183,7 @@ impl FewPlan {
             format!("STAGES_A={}", self.stages[0]),
             format!("STAGES_B={}", self.stages[1]),
         ]);
+        key.defines.extend(self.one.map(|groups| format!("ONE={groups}")));
         key
     }
 }
@@ -169,7 +197,8 @@ pub(crate) fn programs(
     able: &Abilities,
 ) -> Vec<Key> {
     let most = most.min(rows_max(part));
-    let mut below = 1;
+    // One row is done here, too, where no other kernel does it.
+    let mut below = if part.format.takes_floats8() { 0 } else { 1 };
     let needed = WIDTHS.into_iter().filter(|width| {
         // A number of rows between two widths takes the wider one; rare numbers of rows share a few widths.
         let rare = [WIDTHS[0], WIDTH_WIDE, ROWS_MAX].contains(width) || most <= *width;
@@ -177,7 +206,8 @@ pub(crate) fn programs(
         below = *width;
         needed
     });
-    let plans = needed.filter_map(|width| FewPlan::of(part, gates, width, able));
+    let one = Some(1).filter(|_| part.format.takes_floats8());
+    let plans = one.into_iter().chain(needed).filter_map(|width| FewPlan::of(part, gates, width, able));
     plans.map(|plan| plan.program(part)).collect()
 }
 
@@ -187,9 +217,20 @@ impl Cuda {
         FewPlan::of(part, gates, limit, self.device.abilities()).is_some()
     }
 
+    /// Whether these kernels convert one row themselves.
+    pub(super) fn converts_one(&self, part: &WeightPart) -> bool {
+        FewPlan::of(part, false, 1, self.device.abilities()).is_some_and(|plan| plan.one.is_some())
+    }
+
     /// The narrowest plan whose program was compiled ahead, with that program: no plan is worth waiting for the
     /// compiler while requests are running.
     fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(FewPlan, Key)> {
+        // One row that is not prepared has a program of its own.
+        let alone = FewPlan::of(part, gates, 1, self.device.abilities())
+            .filter(|plan| limit == 1 && plan.one.is_some());
+        if let Some(plan) = alone {
+            return Some((plan, plan.program(part)));
+        }
         let wider = WIDTHS.into_iter().filter(|&width| limit <= width);
         let plans = wider.filter_map(|width| FewPlan::of(part, gates, width, self.device.abilities()));
         let mut plans = plans.map(|plan| (plan, plan.program(part))).peekable();
@@ -216,7 +257,10 @@ impl Cuda {
             limit: inputs.limit,
             rows: int(room_for(limit)),
             units: int(plan.units),
-            pad: [0; 2],
+            eps: inputs.eps,
+            pad: 0,
+            x: inputs.x,
+            norm: inputs.norm,
         };
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_part)),
@@ -253,11 +297,12 @@ mod tests {
 
     #[test]
     fn every_shape_fits_a_block_and_reads_ahead() {
-        for format in [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1] {
+        let some = [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1];
+        for format in some.into_iter().chain([Format::FP8_A8]) {
             for rows in [16, 512, 9728, 16_000, 37_888, 152_064] {
                 for columns in [256, 1024, 3584, 8192, 18_944] {
                     for gates in [false, true] {
-                        for limit in [2, 8, 17, 64, 65, 128] {
+                        for limit in [1, 2, 8, 17, 64, 65, 128] {
                             let part = part(format, (rows, columns));
                             let shape = FewPlan::of(&part, gates, limit, &HOPPER);
                             if gates && (rows == 16 || slices(&part) > 1) || limit > rows_max(&part) {
@@ -269,7 +314,8 @@ mod tests {
                                 shape.shared <= HOPPER.shared_max,
                                 "{format:?} {rows} x {columns}: {shape:?}"
                             );
-                            assert!(shape.stages.into_iter().all(|stages| stages >= 2), "{shape:?}");
+                            let [weights, activations] = shape.stages;
+                            assert!(weights >= 2 && (activations >= 2 || shape.one.is_some()), "{shape:?}");
                             assert_eq!(shape.slices, slices(&part));
                             let unit = if gates { 2 } else { 1 };
                             let share = shape.units.div_ceil(shape.blocks);

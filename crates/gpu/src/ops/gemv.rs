@@ -83,8 +83,9 @@ struct Held {
     /// The address of the weight of the norm that has not been applied yet, or 0.
     norm: u64,
     rows: Rows,
-    /// Whether the rows are prepared for products of many rows.
+    /// Whether the rows are prepared for products of many rows, and whether as 8-bit floats.
     many: bool,
+    floats8: bool,
     /// The arena's generation: after a change the same address may belong to another buffer.
     generation: u64,
 }
@@ -154,6 +155,8 @@ pub(super) struct Prepared {
     pub(super) columns: usize,
     /// For the products of many rows.
     pub(super) many: bool,
+    /// As 8-bit floats, which only products of many rows take.
+    pub(super) floats8: bool,
     /// Whether they are all rows of the step.
     pub(super) whole: bool,
 }
@@ -256,9 +259,12 @@ pub(super) struct GemvPlan {
 }
 
 impl GemvPlan {
-    /// The plan for one row of activations; `None` where the row does not fit a block. `room` is the shared memory of a
-    /// block.
+    /// The plan for one row of activations; `None` where the row does not fit a block, or is to be of 8-bit floats.
+    /// `room` is the shared memory of a block.
     fn one(part: &WeightPart, gates: bool, room: usize) -> Option<GemvPlan> {
+        if part.format.takes_floats8() {
+            return None;
+        }
         GemvPlan::one_of(part, gates, slices(part), MULTIPROCESSORS, room)
     }
 
@@ -370,9 +376,17 @@ impl GemvPlan {
 
 /// The program that prepares rows of this many columns, or the rows of experts.
 pub(crate) fn form_program(columns: usize, experts: bool) -> Key {
-    let flags = [("FOURS", columns.is_multiple_of(4)), ("EXPERTS", experts)];
-    let defines = flags.map(|(name, on)| format!("{name}={}", i32::from(on)));
-    Key { unit: "form.cu", defines: defines.to_vec() }
+    form_program_of(&[("FOURS", columns.is_multiple_of(4)), ("EXPERTS", experts)])
+}
+
+/// The program that prepares rows as 8-bit floats; their columns fill whole pieces.
+pub(crate) fn form_floats8_program() -> Key {
+    form_program_of(&[("FOURS", true), ("EXPERTS", false), ("FLOATS8", true)])
+}
+
+fn form_program_of(flags: &[(&str, bool)]) -> Key {
+    let defines = flags.iter().map(|(name, on)| format!("{name}={}", i32::from(*on)));
+    Key { unit: "form.cu", defines: defines.collect() }
 }
 
 /// The program of a product with one row, where the row fits a block.
@@ -455,14 +469,16 @@ impl Cuda {
         let (at_once, many) = self.rows_at_once(weight, part, count);
         let whole = count <= at_once;
         // One row is prepared by the product itself.
-        let one = count == 1 && GemvPlan::one(part, false, self.device.abilities().shared_max).is_some();
+        let room = self.device.abilities().shared_max;
+        let one = count == 1 && (GemvPlan::one(part, false, room).is_some() || self.converts_one(part));
         for first in (0..count).step_by(at_once) {
             let limit = at_once.min(count - first);
             let mut inputs = Inputs { first: int(first), limit: int(limit), ..inputs };
             if !one {
                 inputs.values = self.scratch.values();
                 inputs.factors = self.scratch.factors(weight.columns);
-                self.hold(call, Prepared { columns: weight.columns, many, whole }, &inputs)?;
+                let floats8 = part.format.takes_floats8();
+                self.hold(call, Prepared { columns: weight.columns, many, floats8, whole }, &inputs)?;
             }
             let (device_part, step) = (weight.device_part(part), self.device_step(slot));
             let gemv = Gemv { operation, part: *part, device_part, step, rows, many, inputs, product };
@@ -480,7 +496,7 @@ impl Cuda {
     fn rows_at_once(&self, weight: &Weight, part: &WeightPart, count: usize) -> (usize, bool) {
         // The scratch holds only a few rows that are too long for one block.
         let held = self.scratch.rows(weight.columns);
-        if self.takes_many(count.min(held)) {
+        if self.takes_many(count.min(held)) || part.format.takes_floats8() {
             return (held / room_for(1) * room_for(1), true);
         }
         // The sums of slices need room, too.
@@ -491,9 +507,9 @@ impl Cuda {
 
     /// Prepares rows for products, unless the scratch holds them already.
     pub(super) fn hold(&self, call: Call<'_>, prepared: Prepared, inputs: &Inputs) -> Result<(), Error> {
-        let (Call { rows, .. }, Prepared { many, whole, .. }) = (call, prepared);
+        let (Call { rows, .. }, Prepared { many, floats8, whole, .. }) = (call, prepared);
         let Inputs { x: pointer, norm, .. } = *inputs;
-        let held = Held { pointer, norm, rows, many, generation: self.generation() };
+        let held = Held { pointer, norm, rows, many, floats8, generation: self.generation() };
         if self.scratch.held.get() != Some(held) || !whole {
             self.form(call, prepared, inputs)?;
             self.scratch.held.set(whole.then_some(held));
@@ -503,7 +519,7 @@ impl Cuda {
 
     /// Prepares rows, for products of several rows or of many.
     fn form(&self, call: Call<'_>, prepared: Prepared, inputs: &Inputs) -> Result<(), Error> {
-        let (Call { operation, slot, rows }, Prepared { columns, many, .. }) = (call, prepared);
+        let (Call { operation, slot, rows }, Prepared { columns, many, floats8, .. }) = (call, prepared);
         let few = inputs.limit.cast_unsigned() as usize <= FORM_FEW;
         let (name, threads) = match columns.is_multiple_of(4) {
             true if few => ("form_few", 1024),
@@ -517,7 +533,8 @@ impl Cuda {
         let stages = self.device.abilities().shared_max.saturating_sub(squares) / row_bytes;
         let streams = name == "form_fours" && many && columns > FORM_KEPT && stages >= 2;
         let name = if streams { "form_stream" } else { name };
-        let function = self.programs.function(&form_program(columns, false), name)?;
+        let program = if floats8 { form_floats8_program() } else { form_program(columns, false) };
+        let function = self.programs.function(&program, name)?;
         let device_step = self.device_step(slot);
         let mut args = vec![
             Arg::Pointer(inputs.x),

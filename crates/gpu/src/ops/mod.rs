@@ -24,7 +24,7 @@ pub(crate) use gemm::every_program as every_gemm;
 pub(crate) use gemm_few::programs as few_programs;
 pub(crate) use gemv::{Call, Scratch, slices, steps};
 #[cfg(test)]
-pub(crate) use gemv::{form_program, program_one, programs_several};
+pub(crate) use gemv::{form_floats8_program, form_program, program_one, programs_several};
 #[cfg(test)]
 pub(crate) use products::RowCounts;
 

@@ -82,10 +82,16 @@ impl Cuda {
                 if gating == Gating::Gated && !gated.is_empty() { Vec::new() } else { programs(false) };
             [plain, gated].concat()
         };
-        let one = kinds(&|gates| gemv::program_one(part, gates, room).into_iter().collect());
-        // A row that does not fit a block takes the products of several rows.
-        let mut keys = if one.is_empty() { gemv::programs_several(part, 1, room) } else { one };
-        keys.push(gemv::form_program(part.columns, false));
+        let mut keys = if part.format.takes_floats8() {
+            // One row has the kernels of several.
+            vec![gemv::form_floats8_program()]
+        } else {
+            let one = kinds(&|gates| gemv::program_one(part, gates, room).into_iter().collect());
+            // A row that does not fit a block takes the products of several rows.
+            let mut keys = if one.is_empty() { gemv::programs_several(part, 1, room) } else { one };
+            keys.push(gemv::form_program(part.columns, false));
+            keys
+        };
         if !self.takes_many(2) {
             keys.extend(gemv::programs_several(part, rows.most, room));
         } else {
@@ -119,8 +125,8 @@ mod tests {
     }
 
     /// Qwen2.5 as `fornax bench --make-random` writes it.
-    fn models() -> [Model; 4] {
-        use Format::{BF16, Q4_K, Q5_0, Q6_K, Q8_0};
+    fn models() -> [Model; 5] {
+        use Format::{BF16, FP8_A8, Q4_K, Q5_0, Q6_K, Q8_0};
         let model = |name, heads, (hidden, ffn, vocab), formats: [Format; 6], tied: bool| {
             let Heads { query, kv, dim } = heads;
             let [usual, value, down, down_more, table, head] = formats;
@@ -149,6 +155,7 @@ mod tests {
             model("0.5B Q4_K_M", heads[0], small, [Q5_0, Q8_0, Q4_K, Q6_K, Q8_0, Q8_0], true),
             model("7B bf16", heads[1], large, [BF16; 6], false),
             model("7B Q4_K_M", heads[1], large, [Q4_K, Q6_K, Q4_K, Q6_K, Q4_K, Q6_K], false),
+            model("7B FP8", heads[1], large, [FP8_A8, FP8_A8, FP8_A8, FP8_A8, BF16, BF16], false),
         ]
     }
 
@@ -197,7 +204,9 @@ mod tests {
                 {
                     let gates = *role == Some(GATES);
                     let key = match rows {
-                        1 => gemv::program_one(&part, gates, cuda.device.abilities().shared_max).unwrap(),
+                        1 if !part.format.takes_floats8() => {
+                            gemv::program_one(&part, gates, cuda.device.abilities().shared_max).unwrap()
+                        }
                         _ => cuda.many_key(&part, gates && cuda.gates_many(&part, rows), rows),
                     };
                     let what = format!("{} for {slots}: {role:?}, {shapes:?}", model.name);
@@ -236,6 +245,24 @@ mod tests {
                         assert!(cuda.programs.has(&key), "{what}, {count} rows: {key:?}");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn whether_activations_are_8_bit_floats_depends_on_the_weight_and_never_on_their_number() {
+        let cuda = opened(256);
+        for (role, shapes) in &models()[4].weights {
+            let Some(role) = role else { continue };
+            for part in parts(shapes) {
+                let keys = cuda.products(&[part], Some(*role));
+                let formed = keys.iter().filter(|key| key.unit == "form.cu");
+                let eights: Vec<bool> =
+                    formed.map(|key| key.defines.contains(&"FLOATS8=1".to_owned())).collect();
+                assert_eq!(eights, [part.format.takes_floats8()], "{part:?}");
+                // No other kernel than those of wgmma multiplies by them, from the first row on.
+                let others = keys.iter().any(|key| key.unit == "gemv.cu");
+                assert_eq!(others, !part.format.takes_floats8(), "{part:?}");
             }
         }
     }

@@ -23,6 +23,18 @@ static u16 f32_to_bf16(float value) {
     return std::isnan(value) ? 0x7fff : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 static u32 pack_f16x2(float low, float high) { return f32_to_f16(low) | (u32)f32_to_f16(high) << 16; }
+// The nearest 8-bit float (e4m3) among all of them, ties to the even one.
+static u8 f32_to_float8(float value) {
+    auto of = [](int code) { return code < 8 ? std::ldexp((double)code, -9) : std::ldexp(8.0 + code % 8, code / 8 - 10); };
+    const double magnitude = std::fabs((double)value);
+    int best = 0;
+    for (int code = 1; code < 127; code++) {
+        const double was = std::fabs(of(best) - magnitude), is = std::fabs(of(code) - magnitude);
+        if (is < was || (is == was && code % 2 == 0)) best = code;
+    }
+    return (u8)(std::isnan(value) ? 127 : best | (std::signbit(value) ? 128 : 0));
+}
+static u16 pack_floats8x2(float low, float high) { return (u16)(f32_to_float8(low) | f32_to_float8(high) << 8); }
 // A sum and a product of f16 are exact in f64, so the only rounding is to f16; from f64 directly, which f32 in between
 // would not be.
 static u16 f64_to_f16(double value) {

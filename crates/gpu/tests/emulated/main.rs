@@ -202,6 +202,19 @@ fn products_of_one_row_and_of_several_are_right_whenever_their_copies_are_done()
     test.fails_with(SEVERAL, ("gemv.cu", "if (threadIdx.x == 0) *ticket = 0;", ""));
 }
 
+#[test]
+fn rows_and_weights_of_8_bit_floats_lie_as_products_read_them() {
+    let test = Test::new("rows_and_weights_of_8_bit_floats_lie_as_products_read_them", "floats8.cpp");
+    test.passes(&[]);
+    test.fails_with(
+        &[],
+        ("form.cu", "((lane / 8 * 2 + lane % 2) ^ to.swizzle) * 16", "(lane / 8 * 2 + lane % 2) * 16"),
+    );
+    test.fails_with(&[], ("form.cu", "((lane / 8 * 2 + lane % 2) ^ to.swizzle)", "(lane / 4 ^ to.swizzle)"));
+    let second = "second[4] = {w0.z, w1.z, w0.w, w1.w};";
+    test.fails_with(&[], ("quant/fp8_128.cuh", second, "second[4] = {w0.z, w0.w, w1.z, w1.w};"));
+}
+
 /// A program of this folder that runs kernels and compares what they write with an independent result.
 struct Test {
     program: &'static str,
@@ -241,7 +254,9 @@ impl Test {
         if let Some((file, needed, instead)) = mutant {
             let source = fs::read_to_string(here.join("kernels").join(file)).unwrap();
             assert_eq!(source.matches(needed).count(), 1, "{needed}");
-            fs::write(folder.path().join(file), source.replace(needed, instead)).unwrap();
+            let file = folder.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, source.replace(needed, instead)).unwrap();
         }
         let program = folder.path().join("program");
         let mut compiler = Command::new("c++");

@@ -1,5 +1,6 @@
 //! FP8_128: 128 values in 132 bytes, an f32 scale and floats of 8 bits ([`float8`]); value = scale * float. It is what
-//! matrices of FP8 checkpoints land in, with the bits of the file. Activations stay f32, as with the float types.
+//! matrices of FP8 checkpoints land in, with the bits of the file. Activations stay f32, as with the float types; those
+//! that meet FP8_A8, which has the same bytes, are rounded before ([`super::eights`]).
 
 use super::lanes::Lanes;
 use super::packed::{GROUP, PackedFloat, packed_kernels};
@@ -23,14 +24,8 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
     }
 }
 
-pub(super) fn format(simd: Simd) -> Format {
-    Format {
-        dtype: DType::FP8_128,
-        dequantize,
-        dot: None,
-        kernels: packed_kernels!(simd, float Blocks),
-        runs: None,
-    }
+pub(super) fn format(dtype: DType, simd: Simd) -> Format {
+    Format { dtype, dequantize, dot: None, kernels: packed_kernels!(simd, float Blocks), runs: None }
 }
 
 /// For each block of 128 columns: codes as in `mxfp8.rs`, 32 times; then each row's scale.
@@ -82,6 +77,8 @@ mod tests {
 
     #[test]
     fn every_value_has_the_bits_that_ml_dtypes_gives() {
-        check::values(DType::FP8_128, include_bytes!("../../../tests/quant/fp8_128.bin"));
+        for dtype in [DType::FP8_128, DType::FP8_A8] {
+            check::values(dtype, include_bytes!("../../../tests/quant/fp8_128.bin"));
+        }
     }
 }

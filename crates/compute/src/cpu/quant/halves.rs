@@ -153,7 +153,7 @@ mod tests {
                 DType::TQ1_0 => &[53],
                 DType::TQ2_0 => &[65],
                 DType::MXFP4 | DType::MXFP8 => &[0],
-                DType::FP8_128 => &[3],
+                DType::FP8_128 | DType::FP8_A8 => &[3],
                 DType::NVFP4 => &[0, 1, 2, 3],
                 DType::IQ1_M => &[49, 51, 53, 55],
                 _ => &[1, 3],
@@ -162,7 +162,7 @@ mod tests {
                 let ordinary = match dtype {
                     DType::MXFP4 | DType::MXFP8 => 120,
                     // With what stands behind it 2^-13 to 2^-11.
-                    DType::FP8_128 => 0x39,
+                    DType::FP8_128 | DType::FP8_A8 => 0x39,
                     _ => 0x1c,
                 };
                 scales.iter().for_each(|&at| {

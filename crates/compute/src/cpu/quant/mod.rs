@@ -23,6 +23,7 @@ mod bytes;
 #[cfg(test)]
 mod check;
 mod coded;
+mod eights;
 mod float;
 mod fp8_128;
 mod grids;
@@ -64,6 +65,7 @@ pub(crate) use activations::{BLOCK, IntBlock, quantize};
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+pub(crate) use eights::round_row_to_eights;
 pub(crate) use float::{dot_f32, f32_kernels};
 pub(crate) use halves::{round_row, round_weights};
 pub(crate) use lanes::Lanes;
@@ -79,7 +81,7 @@ use fornax_format::DType;
 /// What can be done with one stored type at one SIMD level.
 #[derive(Clone, Copy)]
 pub(crate) struct Format {
-    /// The stored type.
+    /// The stored type. With [`DType::FP8_A8`] activations are 8-bit floats, whatever they are elsewhere.
     pub(crate) dtype: DType,
     /// Expands whole stored blocks into as many f32 values as they hold; panics if the lengths do not match.
     pub(crate) dequantize: fn(&[u8], &mut [f32]),
@@ -160,7 +162,7 @@ pub(crate) fn format(dtype: DType, simd: Simd) -> Option<Format> {
         DType::MXFP4 => mxfp4::format(simd),
         DType::NVFP4 => nvfp4::format(simd),
         DType::MXFP8 => mxfp8::format(simd),
-        DType::FP8_128 => fp8_128::format(simd),
+        DType::FP8_128 | DType::FP8_A8 => fp8_128::format(dtype, simd),
         _ => return None,
     })
 }
