@@ -35,6 +35,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "activation.cuh",
     "attention.cuh",
     "experts.cuh",
+    "head_products.cuh",
     "result.cuh",
     "rope.cuh",
     "form.cuh",
@@ -77,6 +78,10 @@ pub(crate) const UNITS: &[(&str, &str)] = kernels![
     "gemv.cu",
     "gemv_f32.cu",
     "glu.cu",
+    "head_products.cu",
+    "head_products_f32.cu",
+    "latent.cu",
+    "latent_f32.cu",
     "low_rank.cu",
     "norm.cu",
     "pack.cu",
@@ -154,7 +159,8 @@ impl Key {
             "gemm.cu" => (100 + 4 * number("WIDTH")) / (1 + number("GATES")),
             unit if unit.starts_with("attention") => 600,
             "gemm_few.cu" => 220 + number("WIDTH"),
-            "gemv.cu" | "expert_rows.cu" => 200,
+            "gemv.cu" | "expert_rows.cu" | "head_products.cu" => 200,
+            "latent.cu" => 500,
             "recurrence.cu" => 500,
             _ => 100,
         }
@@ -372,7 +378,7 @@ impl Programs {
 mod tests {
     use std::sync::Mutex;
 
-    use fornax_compute::{Attention, Heads, KvDType, KvLayer};
+    use fornax_compute::{Attention, Heads, KvDType, KvLayer, LatentHeads};
     use fornax_format::DType;
 
     use super::*;
@@ -380,7 +386,7 @@ mod tests {
     use crate::ops::shapes::{HOPPER, part};
     use crate::ops::{
         HeadGroup, RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_program,
-        program_one, programs_several, sample_program, storage, wgmma_program,
+        head_programs, latent_programs, program_one, programs_several, sample_program, storage, wgmma_program,
     };
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
@@ -437,8 +443,12 @@ mod tests {
             keys.add([Key::quant("embed.cu", format), crate::upload::packer(format)]);
             add_experts(format, &mut keys);
             add_products(format, &mut keys);
+            for columns in [128, 512] {
+                keys.add(head_programs(&part(format, (512, columns)), 96 << 10));
+            }
         }
         add_attention(&mut keys);
+        add_latent(&mut keys);
         keys.0
     }
 
@@ -496,6 +506,7 @@ mod tests {
                 Attention { soft_cap: Some(50.0), ..causal() },
                 Attention { sinks: Some(()), ..causal() },
                 Attention { causal: false, ..causal() },
+                Attention { chunk: Some(8192), ..causal() },
             ] {
                 attention.push(attention_program(heads_of((64, 2)), dtype, &other));
                 keys.add(wgmma_program(heads_of((128, 2)), dtype, &other, false).map(|(key, _)| key));
@@ -508,6 +519,17 @@ mod tests {
         let singles = attention.iter().filter(|key| key.unit == "attention.cu").cloned();
         keys.add(singles.map(|key| Key { unit: "attention_rows.cu", ..key }));
         keys.add(attention);
+    }
+
+    fn add_latent(keys: &mut Keys) {
+        // The largest models', and widths that fill neither a vector nor a step.
+        for (query, latent, turned) in [(128, 512, 64), (3, 33, 8)] {
+            let heads = LatentHeads { query, latent, turned };
+            for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::F8] {
+                keys.add(latent_programs(heads, dtype, 96 << 10));
+                keys.add(latent_programs(heads, dtype, 219 << 10));
+            }
+        }
     }
 
     /// The chips that people have: A100, RTX 30, RTX 40, H100 and H200, RTX 50.
