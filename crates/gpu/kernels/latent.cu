@@ -147,15 +147,39 @@ DEVICE void put_query(const Latent& a, u8* to, float* factors, int row, const fl
     if (lane == 0) factors[row] = __fmul_rn(__fmul_rn(a.scale, LOG2_E), inverse);
 }
 
+// The first steps of this warp's queries (QUERY_REGISTERS of them) are kept in registers.
+#define QUARTER_STEPS ((K_STEPS + QUARTERS - 1) / QUARTERS)
+#ifndef QUERY_REGISTERS
+#define QUERY_REGISTERS 0
+#endif
+struct Queries {
+    u32 of[OWN_ROWS][QUERY_REGISTERS ? QUERY_REGISTERS : 1][PARTS][4];
+};
+DEVICE void load_queries(Queries& own, u32 queries, int warp, int lane) {
+    const int quarter = warp % QUARTERS, half = warp / QUARTERS, first_row = ROWS >= 32 ? half * OWN_ROWS * 16 : 0;
+#pragma unroll
+    for (int i = 0; i < QUERY_REGISTERS; i++) {
+        const int k = min(quarter * K_STEPS / QUARTERS + i, K_STEPS - 1);
+#pragma unroll
+        for (int m = 0; m < OWN_ROWS; m++)
+#pragma unroll
+            for (int p = 0; p < PARTS; p++)
+                load_matrices(own.of[m][i][p], queries + p * ROWS * STRIDE + at_row(first_row + m * 16 + lane % 16, k * 32 + lane / 16 * 16));
+    }
+}
+
 // The scores of a page: this warp's share of them, a quarter of each sum.
-DEVICE void score_page(u32 queries, u32 keys, float* scores, int warp, int lane) {
+DEVICE void score_page(const Queries& own, u32 queries, u32 keys, float* scores, int warp, int lane) {
     const int quarter = warp % QUARTERS, half = warp / QUARTERS, g = lane / 4, t = lane % 4;
     const int first_row = ROWS >= 32 ? half * OWN_ROWS * 16 : 0, first_key = ROWS >= 32 ? 0 : half * 16;
+    const int begin = quarter * K_STEPS / QUARTERS, end = (quarter + 1) * K_STEPS / QUARTERS;
     float s[OWN_ROWS][OWN_KEYS * 2][4];
 #pragma unroll
     for (int i = 0; i < OWN_ROWS * OWN_KEYS * 8; i++) s[i / (OWN_KEYS * 8)][i / 4 % (OWN_KEYS * 2)][i % 4] = 0.0f;
-#pragma unroll 3
-    for (int k = quarter * K_STEPS / QUARTERS; k < (quarter + 1) * K_STEPS / QUARTERS; k++) {
+#pragma unroll (QUERY_REGISTERS ? QUARTER_STEPS : 3)
+    for (int i = 0; i < QUARTER_STEPS; i++) {
+        const int k = begin + i;
+        if (K_STEPS % QUARTERS && k >= end) break;
         u32 b[OWN_KEYS][4];
 #pragma unroll
         for (int n = 0; n < OWN_KEYS; n++)
@@ -165,7 +189,10 @@ DEVICE void score_page(u32 queries, u32 keys, float* scores, int warp, int lane)
 #pragma unroll
             for (int p = 0; p < PARTS; p++) {
                 u32 q[4];
-                load_matrices(q, queries + p * ROWS * STRIDE + at_row(first_row + m * 16 + lane % 16, k * 32 + lane / 16 * 16));
+                if (i < QUERY_REGISTERS)
+                    for (int w = 0; w < 4; w++) q[w] = own.of[m][i < QUERY_REGISTERS ? i : 0][p][w];
+                else
+                    load_matrices(q, queries + p * ROWS * STRIDE + at_row(first_row + m * 16 + lane % 16, k * 32 + lane / 16 * 16));
 #pragma unroll
                 for (int n = 0; n < OWN_KEYS; n++) {
                     mma_stored(s[m][n * 2], q, b[n][0], b[n][1]);
@@ -230,6 +257,11 @@ KERNEL __launch_bounds__(THREADS, 1) latent_attention(Step step, Latent a, const
             const long own = min(row, count - 1), token = first + own / heads, h = head + own % heads;
             put_query(a, query_at, factors, row, absorbed + (token * a.heads + h) * LATENT, queries + (token * a.heads + h) * a.each, lane);
         }
+        Queries own_queries;
+        if (QUERY_REGISTERS) {
+            __syncthreads();
+            load_queries(own_queries, queries_at, warp, lane);
+        }
         // Of all spans before: of this thread's query.
         float before_max = -INFINITY_F, before_sum = 0.0f;
         // The place of this thread's query, and the first that it sees.
@@ -267,26 +299,28 @@ KERNEL __launch_bounds__(THREADS, 1) latent_attention(Step step, Latent a, const
 #else
                 const u32 keys = staged_at + at * STAGED_BYTES;
 #endif
-                score_page(queries_at, keys, scores, warp, lane);
+                score_page(own_queries, queries_at, keys, scores, warp, lane);
                 __syncthreads();
                 if (weighs) {
                     const float* from_scores = scores + softmax_row * SCORES + softmax_key;
                     float s[8];
-                    float4 part[QUARTERS][2];
+                    // The quarters in order.
 #pragma unroll
                     for (int q = 0; q < QUARTERS; q++)
-                        for (int i = 0; i < 2; i++) part[q][i] = *(const float4*)(from_scores + q * ROWS * SCORES + i * 4);
+#pragma unroll
+                        for (int i = 0; i < 8; i += 4) {
+                            const float4 four = *(const float4*)(from_scores + q * ROWS * SCORES + i);
+                            s[i] = q ? __fadd_rn(s[i], four.x) : four.x;
+                            s[i + 1] = q ? __fadd_rn(s[i + 1], four.y) : four.y;
+                            s[i + 2] = q ? __fadd_rn(s[i + 2], four.z) : four.z;
+                            s[i + 3] = q ? __fadd_rn(s[i + 3], four.w) : four.w;
+                        }
                     const float factor = factors[softmax_row];
                     float page_max = -INFINITY_F;
 #pragma unroll
                     for (int i = 0; i < 8; i++) {
-                        auto of = [&](int q) {
-                            const float4 four = part[q][i / 4];
-                            return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
-                        };
                         const int key = begins + softmax_key + i;
-                        s[i] = __fmul_rn(__fadd_rn(__fadd_rn(of(0), of(1)), __fadd_rn(of(2), of(3))), factor);
-                        if (key < own_from || key > own) s[i] = -INFINITY_F;
+                        s[i] = key < own_from || key > own ? -INFINITY_F : __fmul_rn(s[i], factor);
                         page_max = fmaxf(page_max, s[i]);
                     }
                     page_max = fmaxf(page_max, __shfl_xor_sync(ALL_LANES, page_max, 1));
