@@ -8,29 +8,14 @@
 //            half of the keys; the four sums meet in shared memory, in order
 //   softmax  four lanes a query, eight keys each
 //   values   each warp 16 queries and a stretch of the values
-// Queries are f16 numbers, scaled by a power of two that brings a query's largest into [2^13, 2^14), and so are weights;
-// over bf16 rows both are two bf16 numbers (hi and lo), for one alone would be further off than the bound.
-//
-// Places are cut into spans of SPAN, aligned to absolute places. A span has an online softmax of its own, page by page, and
-// spans are merged in order: by the block that has all of a token's (`spans` is 0), or by latent_merge where each has its
-// own. So a token's result has the same bits whichever tokens are computed beside it. What a query does not see has a
-// weight of zero; what nobody of the block sees is zeros, so that a value that is not finite stays in its sequence.
-#include "kv.cuh"
+// What holds for all such kernels is said in latent.cuh.
+#include "latent.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / WARP)
-#define SPAN 1024
-#define LOG2_E 1.4426950408889634f
-#define WIDTH (LATENT + TURNED)
-#define K_STEPS ((WIDTH + 15) / 16)
 #define VALUE_STEPS ((LATENT + 15) / 16)
-// Rows of keys and queries in shared memory, swizzled or padded: eight rows at one column are in different banks.
-#define ROW_BYTES (K_STEPS * 32)
-#define SWIZZLED (ROW_BYTES % 128 == 0)
-#define STRIDE (SWIZZLED ? ROW_BYTES : ROW_BYTES + 16)
 #define PAGE_BYTES (PAGE_TOKENS * STRIDE)
 #define PADDING (ROW_BYTES / 2 - WIDTH)  // columns that no row has
-#define PARTS (KV_BF16 ? 2 : 1)
 #define ROW_GROUPS (ROWS / 16)
 #define COLUMN_GROUPS (WARPS / ROW_GROUPS)
 #define VALUES_EACH ((VALUE_STEPS + COLUMN_GROUPS - 1) / COLUMN_GROUPS)
@@ -51,35 +36,10 @@ static_assert(SHARED_BYTES == HOST_SHARED_BYTES, "the shared memory that a launc
 #endif
 static_assert(ROWS == 16 || ROWS == 32 || ROWS == 64, "warps have whole groups of queries");
 
-struct Latent {
-    int heads, each;         // query heads; columns of a head's share of `queries`
-    int group, window;       // of pages; a window of 0 sees all
-    float scale;
-    int block_heads, tokens;  // heads of a block, and its tokens
-    int first;               // the first token of the launch
-    int spans;               // of each token where a block has one of them, else 0
-    int limit;               // tokens of the launch at most
-    float* partials;         // (token of the launch, head, span, LATENT + 2)
-};
-
-DEVICE int first_seen(const Latent& a, int place) { return a.window ? max(place + 1 - a.window, 0) : 0; }
-DEVICE u32 at_row(int row, int byte) { return row * STRIDE + (SWIZZLED ? byte ^ (row & 7) << 4 : byte); }
-// The factor of a sum whose maximum was `own` where the maximum is now `all`; maxima are in units of log2.
-DEVICE float rescale_of(float own, float all) { return own == -INFINITY_F ? 0.0f : exp2_approx(own - all); }
-DEVICE float merged_sum(float sum, float rescale, float later_sum, float later_rescale) {
-    return __fmaf_rn(later_sum, later_rescale, __fmul_rn(sum, rescale));
-}
-
 #if KV_BF16
 DEVICE void mma_stored(float d[4], const u32 a[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
-DEVICE void rounded_pair(float x, float y, u32 parts[PARTS]) {
-    const u16 a = f32_to_bf16(x), b = f32_to_bf16(y);
-    parts[0] = pair(a, b);
-    parts[1] = pair(f32_to_bf16(x - bf16_to_f32(a)), f32_to_bf16(y - bf16_to_f32(b)));
-}
 #else
 DEVICE void mma_stored(float d[4], const u32 a[4], u32 b0, u32 b1) { mma_f16(d, a, b0, b1); }
-DEVICE void rounded_pair(float x, float y, u32 parts[PARTS]) { parts[0] = pack_f16x2(x, y); }
 #endif
 
 // Starts copying a page. What lies outside of places from..last becomes zero.
@@ -118,68 +78,15 @@ DEVICE void widen_page(u8* to, const u8* staged, int begins, int from, int last)
 }
 #endif
 
-// Brings a query into shared memory; the factor that its scores are multiplied by goes to `factors`. A warp.
-DEVICE void put_query(const Latent& a, u8* to, float* factors, int row, const float* absorbed, const float* turned, int lane) {
-    constexpr int PAIRS = (K_STEPS * 8 + WARP - 1) / WARP;
-    auto value = [&](int i) { return i < LATENT ? load_l2(absorbed + i) : i < WIDTH ? load_l2(turned + (i - LATENT)) : 0.0f; };
-    float values[PAIRS][2];
-    u32 most = 0;
-#pragma unroll
-    for (int n = 0; n < PAIRS; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            values[n][e] = value((n * WARP + lane) * 2 + e);
-            most = max(most, __float_as_uint(values[n][e]) & 0x7fffffff);
-        }
-    // Zeros, infinity and NaN are not scaled; a tiny maximum is scaled as far as a power of two goes.
-    const int exponent = warp_max(most) >> 23;
-    const int up = exponent == 0 || exponent == 255 ? 127 : min(267 - exponent, 253);
-    const float scale = __uint_as_float((u32)up << 23), inverse = __uint_as_float((u32)(254 - up) << 23);
-#pragma unroll
-    for (int n = 0; n < PAIRS; n++) {
-        const int byte = (n * WARP + lane) * 4;
-        if (byte >= ROW_BYTES) break;
-        u32 parts[PARTS];
-        rounded_pair(__fmul_rn(values[n][0], scale), __fmul_rn(values[n][1], scale), parts);
-#pragma unroll
-        for (int p = 0; p < PARTS; p++) *(u32*)(to + p * ROWS * STRIDE + at_row(row, byte & ~15) + (byte & 15)) = parts[p];
-    }
-    if (lane == 0) factors[row] = __fmul_rn(__fmul_rn(a.scale, LOG2_E), inverse);
-}
-
-// The first steps of this warp's queries (QUERY_REGISTERS of them) are kept in registers.
-#define QUARTER_STEPS ((K_STEPS + QUARTERS - 1) / QUARTERS)
-#ifndef QUERY_REGISTERS
-#define QUERY_REGISTERS 0
-#endif
-struct Queries {
-    u32 of[OWN_ROWS][QUERY_REGISTERS ? QUERY_REGISTERS : 1][PARTS][4];
-};
-DEVICE void load_queries(Queries& own, u32 queries, int warp, int lane) {
-    const int quarter = warp % QUARTERS, half = warp / QUARTERS, first_row = ROWS >= 32 ? half * OWN_ROWS * 16 : 0;
-#pragma unroll
-    for (int i = 0; i < QUERY_REGISTERS; i++) {
-        const int k = min(quarter * K_STEPS / QUARTERS + i, K_STEPS - 1);
-#pragma unroll
-        for (int m = 0; m < OWN_ROWS; m++)
-#pragma unroll
-            for (int p = 0; p < PARTS; p++)
-                load_matrices(own.of[m][i][p], queries + p * ROWS * STRIDE + at_row(first_row + m * 16 + lane % 16, k * 32 + lane / 16 * 16));
-    }
-}
-
 // The scores of a page: this warp's share of them, a quarter of each sum.
-DEVICE void score_page(const Queries& own, u32 queries, u32 keys, float* scores, int warp, int lane) {
+DEVICE void score_page(u32 queries, u32 keys, float* scores, int warp, int lane) {
     const int quarter = warp % QUARTERS, half = warp / QUARTERS, g = lane / 4, t = lane % 4;
     const int first_row = ROWS >= 32 ? half * OWN_ROWS * 16 : 0, first_key = ROWS >= 32 ? 0 : half * 16;
-    const int begin = quarter * K_STEPS / QUARTERS, end = (quarter + 1) * K_STEPS / QUARTERS;
     float s[OWN_ROWS][OWN_KEYS * 2][4];
 #pragma unroll
     for (int i = 0; i < OWN_ROWS * OWN_KEYS * 8; i++) s[i / (OWN_KEYS * 8)][i / 4 % (OWN_KEYS * 2)][i % 4] = 0.0f;
-#pragma unroll (QUERY_REGISTERS ? QUARTER_STEPS : 3)
-    for (int i = 0; i < QUARTER_STEPS; i++) {
-        const int k = begin + i;
-        if (K_STEPS % QUARTERS && k >= end) break;
+#pragma unroll 3
+    for (int k = quarter * K_STEPS / QUARTERS; k < (quarter + 1) * K_STEPS / QUARTERS; k++) {
         u32 b[OWN_KEYS][4];
 #pragma unroll
         for (int n = 0; n < OWN_KEYS; n++)
@@ -189,10 +96,7 @@ DEVICE void score_page(const Queries& own, u32 queries, u32 keys, float* scores,
 #pragma unroll
             for (int p = 0; p < PARTS; p++) {
                 u32 q[4];
-                if (i < QUERY_REGISTERS)
-                    for (int w = 0; w < 4; w++) q[w] = own.of[m][i < QUERY_REGISTERS ? i : 0][p][w];
-                else
-                    load_matrices(q, queries + p * ROWS * STRIDE + at_row(first_row + m * 16 + lane % 16, k * 32 + lane / 16 * 16));
+                load_matrices(q, queries + p * ROWS * STRIDE + at_row(first_row + m * 16 + lane % 16, k * 32 + lane / 16 * 16));
 #pragma unroll
                 for (int n = 0; n < OWN_KEYS; n++) {
                     mma_stored(s[m][n * 2], q, b[n][0], b[n][1]);
@@ -257,11 +161,6 @@ KERNEL __launch_bounds__(THREADS, 1) latent_attention(Step step, Latent a, const
             const long own = min(row, count - 1), token = first + own / heads, h = head + own % heads;
             put_query(a, query_at, factors, row, absorbed + (token * a.heads + h) * LATENT, queries + (token * a.heads + h) * a.each, lane);
         }
-        Queries own_queries;
-        if (QUERY_REGISTERS) {
-            __syncthreads();
-            load_queries(own_queries, queries_at, warp, lane);
-        }
         // Of all spans before: of this thread's query.
         float before_max = -INFINITY_F, before_sum = 0.0f;
         // The place of this thread's query, and the first that it sees.
@@ -299,7 +198,7 @@ KERNEL __launch_bounds__(THREADS, 1) latent_attention(Step step, Latent a, const
 #else
                 const u32 keys = staged_at + at * STAGED_BYTES;
 #endif
-                score_page(own_queries, queries_at, keys, scores, warp, lane);
+                score_page(queries_at, keys, scores, warp, lane);
                 __syncthreads();
                 if (weighs) {
                     const float* from_scores = scores + softmax_row * SCORES + softmax_key;
@@ -418,26 +317,4 @@ KERNEL __launch_bounds__(THREADS, 1) latent_attention(Step step, Latent a, const
         }
     }
     copy_wait<0>();
-}
-
-// Merges the spans of a token's query: grid (query heads, tokens of the launch), a thread per value.
-KERNEL latent_merge(Step step, Latent a, float* out) {
-    let_next_start();
-    wait_for_inputs();
-    const int r = a.first + blockIdx.y, head = blockIdx.x;
-    if ((int)blockIdx.y >= a.limit || r >= step_rows(step, 0)) return;
-    const int place = step.places[r];
-    const float* partials = a.partials + ((long)blockIdx.y * a.heads + head) * a.spans * (LATENT + 2);
-    for (int column = threadIdx.x; column < LATENT; column += blockDim.x) {
-        float most = -INFINITY_F, sum = 0.0f, total = 0.0f;
-        // The block of several tokens began where its first one sees; so do its spans.
-        for (int span = first_seen(a, place) / SPAN; span <= place / SPAN; span++) {
-            const float* from = partials + (long)span * (LATENT + 2);
-            const float all = fmaxf(most, from[LATENT]), earlier = rescale_of(most, all), later = rescale_of(from[LATENT], all);
-            total = merged_sum(total, earlier, from[column], later);
-            sum = merged_sum(sum, earlier, from[LATENT + 1], later);
-            most = all;
-        }
-        out[((long)r * a.heads + head) * LATENT + column] = __fmul_rn(total, 1.0f / sum);
-    }
 }

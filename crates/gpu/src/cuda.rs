@@ -471,7 +471,7 @@ impl Memory for Cuda {
             keys.into_iter().for_each(|key| self.programs.prepare(key));
         }
         for heads in self.latents.borrow().iter() {
-            let keys = latent_programs(*heads, spec.dtype, self.device.abilities().shared_max);
+            let keys = latent_programs(*heads, spec.dtype, self.device.abilities());
             keys.into_iter().for_each(|key| self.programs.prepare(key));
         }
         if spec.groups.iter().any(|group| group.kind.is_state()) {

@@ -36,6 +36,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "attention.cuh",
     "experts.cuh",
     "head_products.cuh",
+    "latent.cuh",
     "result.cuh",
     "rope.cuh",
     "form.cuh",
@@ -82,6 +83,8 @@ pub(crate) const UNITS: &[(&str, &str)] = kernels![
     "head_products_f32.cu",
     "latent.cu",
     "latent_f32.cu",
+    "latent_merge.cu",
+    "latent_wgmma.cu",
     "low_rank.cu",
     "norm.cu",
     "pack.cu",
@@ -160,7 +163,7 @@ impl Key {
             unit if unit.starts_with("attention") => 600,
             "gemm_few.cu" => 220 + number("WIDTH"),
             "gemv.cu" | "expert_rows.cu" | "head_products.cu" => 200,
-            "latent.cu" => 500,
+            "latent.cu" | "latent_wgmma.cu" => 500,
             "recurrence.cu" => 500,
             _ => 100,
         }
@@ -526,8 +529,9 @@ mod tests {
         for (query, latent, turned) in [(128, 512, 64), (3, 33, 8)] {
             let heads = LatentHeads { query, latent, turned };
             for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::F8] {
-                keys.add(latent_programs(heads, dtype, 96 << 10));
-                keys.add(latent_programs(heads, dtype, 219 << 10));
+                keys.add(latent_programs(heads, dtype, &HOPPER));
+                let able = Abilities { wgmma: false, shared_max: 96 << 10, ..HOPPER };
+                keys.add(latent_programs(heads, dtype, &able));
             }
         }
     }
@@ -542,7 +546,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let programs = every_program();
         // Kernels of wgmma are asked for where it is.
-        let wgmma = |key: &Key| key.unit.starts_with("gemm") || key.unit == "attention_wgmma.cu";
+        let wgmma = |key: &Key| key.unit.starts_with("gemm") || key.unit.ends_with("_wgmma.cu");
         let on = |key: &Key, chip: &Chip| !wgmma(key) || chip.abilities.wgmma;
         let chips = [90, 80, 86, 89, 120].map(chip);
         let wanted: Vec<(&Key, &Chip)> = chips

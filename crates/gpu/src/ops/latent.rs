@@ -9,7 +9,7 @@ use super::experts::{Piece, pieces};
 use super::gemv::steps;
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
-use crate::driver::Arg;
+use crate::driver::{Abilities, Arg};
 use crate::grid::Grid;
 use crate::layout::{Format, TILE_COLUMNS};
 use crate::memory::{Buf, Kv, Weight, WeightPart, int};
@@ -25,6 +25,12 @@ const SCORES: usize = 36;
 /// Queries of a block, and pages that it has in shared memory at once.
 const ROWS: [usize; 3] = [64, 32, 16];
 const STAGES_MAX: usize = 3;
+/// Queries of a block of latent_wgmma.cu, its threads, times as many rows in its ring, and the most latent values: two
+/// warpgroups keep half of them each in registers.
+const WGMMA_ROWS: usize = 64;
+const WGMMA_THREADS: usize = 384;
+const WGMMA_RING: usize = 2;
+const WGMMA_LATENT_MAX: usize = 512;
 /// Threads of a block of `latent_merge` and of `latent_write`.
 const MERGE_THREADS: usize = 128;
 const WRITE_THREADS: usize = 192;
@@ -35,7 +41,7 @@ const HEAD_STAGES_MAX: usize = 4;
 /// The most blocks of a grid in its second and third dimension.
 const GRID_MAX: usize = 65_535;
 
-/// `Latent` of latent.cu.
+/// `Latent` of latent.cuh.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct DeviceLatent {
@@ -81,7 +87,7 @@ struct DeviceProducts {
 }
 
 pub(super) const LAYOUTS: &[Layout] = &[
-    layout!(DeviceLatent, "Latent" in "latent.cu", {
+    layout!(DeviceLatent, "Latent" in "latent.cuh", {
         heads, each, group, window, scale, block_heads, tokens, first, spans, limit, partials,
     }),
     layout!(DeviceRows, "LatentRows" in "latent_f32.cu", { heads, each, group, window, scale, pad }),
@@ -91,7 +97,10 @@ pub(super) const LAYOUTS: &[Layout] = &[
 ];
 pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("latent.cu", "THREADS", THREADS),
-    Constant::new("latent.cu", "SPAN", SPAN),
+    Constant::new("latent.cuh", "SPAN", SPAN),
+    Constant::new("latent_wgmma.cu", "ROWS", WGMMA_ROWS),
+    Constant::new("latent_wgmma.cu", "THREADS", WGMMA_THREADS),
+    Constant::new("latent_wgmma.cu", "RING", WGMMA_RING),
     Constant::new("latent_f32.cu", "THREADS", THREADS),
     Constant::new("head_products.cu", "WARPS", HEAD_WARPS),
 ];
@@ -101,15 +110,34 @@ pub(super) const CONSTANTS: &[Constant] = &[
 struct Plan {
     /// Queries of a block.
     rows: usize,
+    /// Pages in shared memory at once; none of latent_wgmma.cu, whose ring has one length.
     stages: usize,
     /// Dynamic shared memory of a block.
     shared: usize,
 }
 
 impl Plan {
-    /// With as many queries as fit, but no more than are `wanted`; `None` where not even sixteen do. The bits of a result do
-    /// not depend on it.
-    fn new(heads: LatentHeads, dtype: KvDType, wanted: usize, room: usize) -> Option<Plan> {
+    /// The kernel for such heads, whatever the step. `None` where none fits.
+    fn new(heads: LatentHeads, dtype: KvDType, wanted: usize, able: &Abilities) -> Option<Plan> {
+        Plan::wgmma(heads, dtype, able).or_else(|| Plan::mma(heads, dtype, wanted, able.shared_max))
+    }
+
+    /// By latent_wgmma.cu, where it takes such rows.
+    fn wgmma(heads: LatentHeads, dtype: KvDType, able: &Abilities) -> Option<Plan> {
+        let (width, rows) = (heads.width(), WGMMA_ROWS);
+        let shared = 1024 + (WGMMA_RING + 1) * rows * width * 2;
+        let takes = able.wgmma
+            && dtype == KvDType::F16
+            && width.is_multiple_of(64)
+            && heads.latent.is_multiple_of(128)
+            && heads.latent <= WGMMA_LATENT_MAX
+            && shared <= able.shared_max;
+        takes.then_some(Plan { rows, stages: 0, shared })
+    }
+
+    /// By latent.cu, with as many queries as fit, but no more than are `wanted`; `None` where not even sixteen do. The bits of a
+    /// result do not depend on it.
+    fn mma(heads: LatentHeads, dtype: KvDType, wanted: usize, room: usize) -> Option<Plan> {
         let fewest = ROWS[ROWS.len() - 1];
         let enough = |rows: &usize| *rows == fewest || *rows / 2 < wanted;
         let plan = |rows, stages| Plan { rows, stages, shared: shared_bytes(heads, dtype, rows, stages) };
@@ -125,11 +153,18 @@ impl Plan {
         defines.extend([
             format!("LATENT={latent}"),
             format!("TURNED={turned}"),
-            format!("ROWS={}", self.rows),
-            format!("STAGES={}", self.stages),
             format!("HOST_SHARED_BYTES={}", self.shared),
         ]);
+        if self.stages == 0 {
+            return Key { unit: "latent_wgmma.cu", defines };
+        }
+        defines.extend([format!("ROWS={}", self.rows), format!("STAGES={}", self.stages)]);
         Key { unit: "latent.cu", defines }
+    }
+
+    /// The kernel's name, and the threads of a block.
+    fn kernel(&self) -> (&'static str, usize) {
+        if self.stages == 0 { ("latent_wgmma", WGMMA_THREADS) } else { ("latent_attention", THREADS) }
     }
 }
 
@@ -154,17 +189,24 @@ fn program_f32(heads: LatentHeads) -> Key {
 }
 
 /// What is compiled ahead for such heads: for single tokens, for many, and for pages.
-pub(crate) fn programs(heads: LatentHeads, dtype: KvDType, room: usize) -> Vec<Key> {
+pub(crate) fn programs(heads: LatentHeads, dtype: KvDType, able: &Abilities) -> Vec<Key> {
     let mut keys = vec![Key { unit: "rope.cu", defines: storage(dtype) }];
     if dtype == KvDType::F32 {
         keys.push(program_f32(heads));
         return keys;
     }
     for wanted in [heads.query, usize::MAX] {
-        let key = Plan::new(heads, dtype, wanted, room).map(|plan| plan.program(heads, dtype));
+        let key = Plan::new(heads, dtype, wanted, able).map(|plan| plan.program(heads, dtype));
         keys.extend(key.filter(|key| !keys.contains(key)));
     }
+    keys.push(merge_program(heads));
     keys
+}
+
+/// What merges spans, whichever kernel left them.
+fn merge_program(heads: LatentHeads) -> Key {
+    let defines = vec![format!("LATENT={}", heads.latent), format!("TURNED={}", heads.turned)];
+    Key { unit: "latent_merge.cu", defines: [storage(KvDType::F16), defines].concat() }
 }
 
 /// How products of heads are launched.
@@ -369,12 +411,11 @@ impl Cuda {
                 return launch(bytemuck::bytes_of(&params), function, grid);
             }
             let wanted = if slot.decode { heads.query } else { usize::MAX };
-            let room = self.device.abilities().shared_max;
-            let Some(plan) = Plan::new(heads, kv.dtype, wanted, room) else {
+            let Some(plan) = Plan::new(heads, kv.dtype, wanted, self.device.abilities()) else {
                 let what = format!("attention over latent rows of {} values", heads.width());
                 return Err(Error::Unsupported { what, backend: self.device.name() });
             };
-            let key = plan.program(heads, kv.dtype);
+            let (key, (name, threads)) = (plan.program(heads, kv.dtype), plan.kernel());
             let spread = self.spread(heads, &plan, slot.decode, rows, self.grid_places(slot));
             let mut params = DeviceLatent {
                 heads: int(heads.query),
@@ -397,8 +438,8 @@ impl Cuda {
                     limit.div_ceil(spread.tokens),
                     spread.spans.max(1),
                 ];
-                let grid = Grid::new(blocks, THREADS).with_shared(plan.shared);
-                let function = self.programs.function(&key, OPERATION)?;
+                let grid = Grid::new(blocks, threads).with_shared(plan.shared);
+                let function = self.programs.function(&key, name)?;
                 launch(bytemuck::bytes_of(&params), function, grid)?;
                 if spread.spans == 0 {
                     continue;
@@ -409,7 +450,8 @@ impl Cuda {
                     Arg::Pointer(out.pointer()),
                 ];
                 let grid = Grid::new([heads.query, limit, 1], MERGE_THREADS);
-                self.launch(OPERATION, self.programs.function(&key, "latent_merge")?, grid, &args)?;
+                let function = self.programs.function(&merge_program(heads), "latent_merge")?;
+                self.launch(OPERATION, function, grid, &args)?;
             }
             Ok(())
         })
@@ -454,20 +496,27 @@ struct Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::shapes::HOPPER;
 
     #[test]
     fn rows_of_the_largest_models_fit_every_chip_and_read_ahead_where_there_is_room() {
         let heads = LatentHeads { query: 128, latent: 512, turned: 64 };
-        let (small, hopper) = (92 << 10, 219 << 10);
+        let (small, hopper) = (92 << 10, HOPPER.shared_max);
         for dtype in [KvDType::F16, KvDType::BF16, KvDType::F8] {
             for wanted in [1, 20, 128] {
-                assert!(Plan::new(heads, dtype, wanted, small).is_some(), "{dtype} {wanted}");
+                assert!(Plan::mma(heads, dtype, wanted, small).is_some(), "{dtype} {wanted}");
             }
-            let most = Plan::new(heads, dtype, 128, hopper).unwrap();
+            let most = Plan::mma(heads, dtype, 128, hopper).unwrap();
             let rows = if dtype == KvDType::BF16 { 32 } else { 64 };
             assert!(most.rows == rows && most.stages >= 2, "{dtype}: {most:?}");
         }
-        let few = |query| Plan::new(heads, KvDType::F16, query, hopper).unwrap().rows;
+        let few = |query| Plan::mma(heads, KvDType::F16, query, hopper).unwrap().rows;
         assert_eq!([1, 16, 17, 32, 33, 64, 65].map(few), [16, 16, 32, 32, 64, 64, 64]);
+        // Rows of f16 whose widths fill whole instructions, on Hopper alone, and then for every step.
+        let wgmma = |heads, dtype, able: &Abilities| Plan::wgmma(heads, dtype, able).is_some();
+        assert!(wgmma(heads, KvDType::F16, &HOPPER));
+        assert!(!wgmma(heads, KvDType::F16, &Abilities { wgmma: false, ..HOPPER }));
+        assert!(!wgmma(heads, KvDType::BF16, &HOPPER) && !wgmma(heads, KvDType::F8, &HOPPER));
+        assert!(!wgmma(LatentHeads { latent: 448, ..heads }, KvDType::F16, &HOPPER));
     }
 }

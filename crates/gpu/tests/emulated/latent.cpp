@@ -8,6 +8,8 @@
 #include "latent_f32.cu"
 #else
 #include "latent.cu"
+
+#include "latent_merge.cu"
 #endif
 
 static const float SCALE = 1.0f / sqrtf(LATENT + TURNED);

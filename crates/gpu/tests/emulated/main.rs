@@ -124,10 +124,11 @@ fn attention_over_latent_rows_is_right_and_has_the_same_bits_however_it_is_sprea
         ("if (__any_sync(ALL_LANES, rescale[0] != 1.0f || rescale[1] != 1.0f))", "if (false)"),
         ("starts ? 0.0f : to[column]", "0.0f"),
         ("before_max = all;", ""),
-        ("earlier = rescale_of(most, all), later = rescale_of(from[LATENT], all);", "earlier = 1.0f, later = 1.0f;"),
     ] {
         test.fails_with(LATENT, ("latent.cu", needed, instead));
     }
+    let merged = "earlier = rescale_of(most, all), later = rescale_of(from[LATENT], all);";
+    test.fails_with(LATENT, ("latent_merge.cu", merged, "earlier = 1.0f, later = 1.0f;"));
     let synced = "Lanes of a query read its scores before one of them writes weights over them.\n                    __syncwarp();";
     test.fails_with(LATENT, ("latent.cu", synced, ""));
 }
