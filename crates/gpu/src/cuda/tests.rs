@@ -415,7 +415,7 @@ fn latent_attention_is_compiled_ahead_and_spread_by_what_there_is() {
             vec![
                 ("latent_write".to_owned(), [tokens, 1, 1]),
                 ("head_products".to_owned(), [4, heads, products]),
-                ("latent_attention".to_owned(), blocks),
+                (if query == 128 { "latent_wgmma" } else { "latent_attention" }.to_owned(), blocks),
             ]
         };
         // Heads in groups of what a block takes, and neighbouring tokens beside each other.

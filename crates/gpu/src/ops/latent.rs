@@ -31,6 +31,9 @@ const WGMMA_ROWS: usize = 64;
 const WGMMA_THREADS: usize = 384;
 const WGMMA_RING: usize = 2;
 const WGMMA_LATENT_MAX: usize = 512;
+/// Models with more query heads than these take it: with fewer, most of its queries are none. It follows from the model alone, for the
+/// bits of the two kernels differ.
+const WGMMA_HEADS: usize = 32;
 /// Threads of a block of `latent_merge` and of `latent_write`.
 const MERGE_THREADS: usize = 128;
 const WRITE_THREADS: usize = 192;
@@ -128,6 +131,7 @@ impl Plan {
         let shared = 1024 + (WGMMA_RING + 1) * rows * width * 2;
         let takes = able.wgmma
             && dtype == KvDType::F16
+            && heads.query > WGMMA_HEADS
             && width.is_multiple_of(64)
             && heads.latent.is_multiple_of(128)
             && heads.latent <= WGMMA_LATENT_MAX
@@ -518,5 +522,6 @@ mod tests {
         assert!(!wgmma(heads, KvDType::F16, &Abilities { wgmma: false, ..HOPPER }));
         assert!(!wgmma(heads, KvDType::BF16, &HOPPER) && !wgmma(heads, KvDType::F8, &HOPPER));
         assert!(!wgmma(LatentHeads { latent: 448, ..heads }, KvDType::F16, &HOPPER));
+        assert!(!wgmma(LatentHeads { query: 32, ..heads }, KvDType::F16, &HOPPER));
     }
 }
