@@ -48,9 +48,9 @@ use crate::landing::{Content, land};
 use crate::operands::{self, fits};
 use crate::{
     Attention, Backend, Batch, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts,
-    GatedNorm, Glu, HeadProducts, Heads, KvDType, KvLayer, KvSpec, LatentAttention, LowRank, Memory, Need, Norm,
-    Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow,
-    SampleScratch, SelectiveScan, ShortConv, Sizes, Temperature, Token, Usage, sample,
+    GatedNorm, Glu, HeadProducts, Heads, KvDType, KvLayer, KvSpec, LatentAttention, LowRank, Memory, Need,
+    Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows,
+    SampleRow, SampleScratch, SelectiveScan, ShortConv, Sizes, Temperature, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";

@@ -320,7 +320,8 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(share)),
         ];
         if part.format == Format::F32 {
-            let function = self.programs.function(&Key::plain("head_products_f32.cu"), "head_products_f32")?;
+            let function =
+                self.programs.function(&Key::plain("head_products_f32.cu"), "head_products_f32")?;
             let grid = [part.rows.div_ceil(HEAD_WARPS), piece.experts.len(), rows];
             return self.launch(OPERATION, function, Grid::new(grid, HEAD_WARPS * 32), &args);
         }
@@ -361,7 +362,8 @@ impl Cuda {
                 Arg::Pointer(kv.pages(layer)),
             ];
             let shared = if kv.dtype == KvDType::F8 { heads.width() * size_of::<f32>() } else { 0 };
-            let grid = Grid::new([self.grid_rows(slot, Rows::Tokens), 1, 1], WRITE_THREADS).with_shared(shared);
+            let grid =
+                Grid::new([self.grid_rows(slot, Rows::Tokens), 1, 1], WRITE_THREADS).with_shared(shared);
             self.launch(OPERATION, function, grid, &args)
         })
     }
@@ -437,11 +439,8 @@ impl Cuda {
             for first in (0..rows).step_by(spread.at_once) {
                 let limit = spread.at_once.min(rows - first);
                 (params.first, params.limit) = (int(first), int(limit));
-                let blocks = [
-                    heads.query.div_ceil(spread.heads),
-                    limit.div_ceil(spread.tokens),
-                    spread.spans.max(1),
-                ];
+                let blocks =
+                    [heads.query.div_ceil(spread.heads), limit.div_ceil(spread.tokens), spread.spans.max(1)];
                 let grid = Grid::new(blocks, threads).with_shared(plan.shared);
                 let function = self.programs.function(&key, name)?;
                 launch(bytemuck::bytes_of(&params), function, grid)?;

@@ -1,8 +1,8 @@
 //! What goes through a sequence token by token and keeps a state of it.
 
 use fornax_compute::{
-    ChannelInputs, ChannelScan, ConvForm, DeltaRule, Error, GateOrder, GatedNorm, KeySharing, KvLayer, NormKind, Rows, STATE_LANES,
-    SelectiveScan, ShortConv, TAPS_MAX, operands,
+    ChannelInputs, ChannelScan, ConvForm, DeltaRule, Error, GateOrder, GatedNorm, KeySharing, KvLayer,
+    NormKind, Rows, STATE_LANES, SelectiveScan, ShortConv, TAPS_MAX, operands,
 };
 
 use super::gemv::Call;

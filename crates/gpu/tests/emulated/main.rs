@@ -120,7 +120,10 @@ fn attention_over_latent_rows_is_right_and_has_the_same_bits_however_it_is_sprea
         (copied, "copy_wait<STAGES == 1 ? 0 : STAGES - 2>();"),
         ("s[i] = key < own_from || key > own ?", "s[i] = key > own ?"),
         ("place >= from && place <= last);", "true);"),
-        ("score_page(queries_at, keys, scores, warp, lane);\n                __syncthreads();", "score_page(queries_at, keys, scores, warp, lane);"),
+        (
+            "score_page(queries_at, keys, scores, warp, lane);\n                __syncthreads();",
+            "score_page(queries_at, keys, scores, warp, lane);",
+        ),
         ("if (__any_sync(ALL_LANES, rescale[0] != 1.0f || rescale[1] != 1.0f))", "if (false)"),
         ("starts ? 0.0f : to[column]", "0.0f"),
         ("before_max = all;", ""),
@@ -140,7 +143,10 @@ fn products_of_heads_are_right_and_a_token_has_the_same_bits_alone() {
         ("copy_wait<STAGES - 2>();", ""),
         ("blockIdx.y * tiles + tile", "tile"),
         ("head * a.each + a.column", "head * a.each"),
-        ("if (lane == 0) factors[row] = row_unscale(most);\n    }\n    __syncthreads();", "if (lane == 0) factors[row] = row_unscale(most);\n    }"),
+        (
+            "if (lane == 0) factors[row] = row_unscale(most);\n    }\n    __syncthreads();",
+            "if (lane == 0) factors[row] = row_unscale(most);\n    }",
+        ),
     ] {
         test.fails_with(&[], ("head_products.cu", needed, instead));
     }
@@ -162,10 +168,14 @@ fn operations_on_rows_are_right_in_every_storage_of_keys() {
         ),
     );
     let function = "of_value(function, parameters, x[r * columns + k])";
-    let other = "of_value(function, make_float4(parameters.x, parameters.y, parameters.z, 0), x[r * columns + k])";
+    let other =
+        "of_value(function, make_float4(parameters.x, parameters.y, parameters.z, 0), x[r * columns + k])";
     test.fails_with(&[], ("rows.cu", function, other));
     test.fails_with(&[], ("rows.cu", "step.positions[r] + (u32)offset", "step.positions[r]"));
-    test.fails_with(&[], ("rope.cu", "latents[(long)r * latent + i] : turneds", "latents[(long)r * latent] : turneds"));
+    test.fails_with(
+        &[],
+        ("rope.cu", "latents[(long)r * latent + i] : turneds", "latents[(long)r * latent] : turneds"),
+    );
     let barrier = "__syncthreads();\n        if (start == 0) wait_for_inputs();";
     test.fails_with(&[], ("rope.cu", barrier, ""));
 }
@@ -227,7 +237,14 @@ fn experts_are_chosen_and_dealt_their_rows() {
     test.fails_with(&[], ("experts.cu", "(0xffffffffu - number)", "(u32)number"));
     test.fails_with(&[], ("experts.cu", "rank(groups[e / size], e / size) < last", "false"));
     test.fails_with(&[], ("experts.cu", "if (sum < least) sum = least;", ""));
-    test.fails_with(&[], ("experts.cu", "place = stack.places ? stack.places[pair] : pair;\n    rows", "place = pair;\n    rows"));
+    test.fails_with(
+        &[],
+        (
+            "experts.cu",
+            "place = stack.places ? stack.places[pair] : pair;\n    rows",
+            "place = pair;\n    rows",
+        ),
+    );
     test.fails_with(&[], ("experts.cu", "weighs ? stack", "!weighs ? stack"));
 }
 
