@@ -31,8 +31,8 @@ const WGMMA_ROWS: usize = 64;
 const WGMMA_THREADS: usize = 384;
 const WGMMA_RING: usize = 2;
 const WGMMA_LATENT_MAX: usize = 512;
-/// Models with more query heads than these take it: with fewer, most of its queries are none. It follows from the model alone, for the
-/// bits of the two kernels differ.
+/// Models with more query heads than these take it: with fewer, most of its queries are none. It follows from the model
+/// alone, for the bits of the two kernels differ.
 const WGMMA_HEADS: usize = 32;
 /// Threads of a block of `latent_merge` and of `latent_write`.
 const MERGE_THREADS: usize = 128;
@@ -139,8 +139,8 @@ impl Plan {
         takes.then_some(Plan { rows, stages: 0, shared })
     }
 
-    /// By latent.cu, with as many queries as fit, but no more than are `wanted`; `None` where not even sixteen do. The bits of a
-    /// result do not depend on it.
+    /// By latent.cu, with as many queries as fit, but no more than are `wanted`; `None` where not even sixteen do. The bits
+    /// of a result do not depend on it.
     fn mma(heads: LatentHeads, dtype: KvDType, wanted: usize, room: usize) -> Option<Plan> {
         let fewest = ROWS[ROWS.len() - 1];
         let enough = |rows: &usize| *rows == fewest || *rows / 2 < wanted;
