@@ -123,8 +123,8 @@ fn over_states_an_adapter_shares_steps_but_neither_bits_nor_states() {
     });
     assert_ne!(alone[0], alone[1]);
     let (mut engine, handle) = engine();
-    // One behind the other: what went on from the other's state would answer as it did. Then several at once, which go on
-    // from their own.
+    // One behind the other: what went on from the other's state would answer as it did. Then several at once, which go
+    // on from their own.
     for (adapter, wanted) in chosen.into_iter().zip(&alone) {
         let mut replies = handle.submit(request(adapter)).unwrap();
         while engine.turn() == Turn::Worked {}

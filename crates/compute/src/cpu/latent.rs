@@ -47,8 +47,8 @@ pub(super) struct Layer<'a> {
     /// A query sees this many positions, its own included.
     pub(super) window: Option<u32>,
     pub(super) dtype: KvDType,
-    /// Whether queries and weights are one f16 for each value ([`Activations::Half`](super::Activations)). Their rounding is
-    /// that of rows of f16; over other rows they are as they are.
+    /// Whether queries and weights are one f16 for each value ([`Activations::Half`](super::Activations)). Their rounding
+    /// is that of rows of f16; over other rows they are as they are.
     pub(super) halves: bool,
     pub(super) pages: Pages<'a>,
 }

@@ -371,8 +371,8 @@ fn attention_over_pages_is_that_of_torch() {
     }
 }
 
-/// Latent attention of the module that transformers computed: what comes out where its first tokens come in one step and the
-/// others in the next.
+/// Latent attention of the module that transformers computed: what comes out where its first tokens come in one step and
+/// the others in the next.
 fn latent_layer(cpu: &Cpu, case: &LatentRows, dtype: KvDType, first: usize) -> Vec<f32> {
     let heads = LatentHeads { query: case.heads, latent: case.latent, turned: case.turned };
     let layer = KvLayer { group: 0, layer: 0 };
