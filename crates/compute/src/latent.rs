@@ -44,7 +44,7 @@ pub struct LatentAttention {
 pub struct HeadProducts<'a, M: Memory + ?Sized> {
     /// How many heads there are.
     pub heads: usize,
-    /// (heads, out, in), uploaded by [`upload_experts`](Memory::upload_experts).
+    /// (heads, out, in), uploaded by [`upload_heads`](Memory::upload_heads).
     pub weight: &'a M::Weight,
     /// Where what is multiplied begins in a head's share of a row.
     pub column: usize,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use fornax_format::{DType, View};
 
 use crate::landing::{Content, land};
-use crate::{Attention, Error, Glu, KvGroup, KvSpec};
+use crate::{Attention, Error, Glu, KvGroup, KvSpec, LatentAttention};
 
 /// What bytes are for. Plan, health and allocator all report by these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -347,6 +347,11 @@ pub trait Memory {
         let _ = experts;
         self.upload(parts)
     }
+    /// The same for matrices of which every head has one ([`head_products`](crate::Backend::head_products)). A backend
+    /// that multiplies by them in another way than by experts' prepares for that here.
+    fn upload_heads(&self, parts: &[Part<'_>], heads: usize) -> Result<Self::Weight, Error> {
+        self.upload_experts(parts, heads)
+    }
     /// Concatenates vectors (norm weights, biases) into one row of f32, whatever their stored type.
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Self::Buf, Error>;
     /// Places values computed on the host (rotary frequencies) as one row of f32.
@@ -359,6 +364,10 @@ pub trait Memory {
     /// `rotates` tells whether queries and keys are rotated before.
     fn foresee(&self, attention: &Attention<Self::Buf>, rotates: bool) {
         let _ = (attention, rotates);
+    }
+    /// The same of latent attention.
+    fn foresee_latent(&self, attention: &LatentAttention) {
+        let _ = attention;
     }
     /// Waits for what was begun while loading and every step needs. `progress` is told how many programs are compiled, and how many
     /// there are.

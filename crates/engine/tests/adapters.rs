@@ -35,7 +35,11 @@ fn engine() -> (Engine, Handle) {
 }
 
 fn engine_with(adapters: &[Adapter], room: AdapterRoom) -> (Engine, Handle) {
-    let checkpoint = Checkpoint::open(&fixtures().join("llama")).unwrap();
+    engine_of("llama", adapters, room)
+}
+
+fn engine_of(base: &str, adapters: &[Adapter], room: AdapterRoom) -> (Engine, Handle) {
+    let checkpoint = Checkpoint::open(&fixtures().join(base)).unwrap();
     let mut config = Config::read(&checkpoint).unwrap();
     config.adapter_room = room;
     let backend =
@@ -105,6 +109,36 @@ fn adapters_share_steps_but_neither_bits_nor_pages() {
     engine.assert_consistent();
     let refused = handle.submit(request(Some(2))).err().unwrap().to_string();
     assert_eq!(refused, "adapter is 2; wanted below the number of adapters");
+}
+
+#[test]
+fn over_states_an_adapter_shares_steps_but_neither_bits_nor_states() {
+    let engine = || engine_of("qwen35", &[adapter("qwen35-all")], AdapterRoom::default());
+    let chosen = [None, Some(0)];
+    let alone = chosen.map(|adapter| {
+        let (mut engine, handle) = engine();
+        let mut replies = handle.submit(request(adapter)).unwrap();
+        while engine.turn() == Turn::Worked {}
+        answer(&mut replies[0]).0
+    });
+    assert_ne!(alone[0], alone[1]);
+    let (mut engine, handle) = engine();
+    // One behind the other: what went on from the other's state would answer as it did. Then several at once, which go
+    // on from their own.
+    for (adapter, wanted) in chosen.into_iter().zip(&alone) {
+        let mut replies = handle.submit(request(adapter)).unwrap();
+        while engine.turn() == Turn::Worked {}
+        assert_eq!(answer(&mut replies[0]), (wanted.clone(), 0), "{adapter:?}");
+    }
+    let both = |adapter| handle.submit(Request { choices: 2, ..request(adapter) }).unwrap();
+    let mut replies: Vec<Reply> = chosen.into_iter().flat_map(both).collect();
+    while engine.turn() == Turn::Worked {}
+    for (index, reply) in replies.iter_mut().enumerate() {
+        let (got, cached) = answer(reply);
+        assert_eq!(got, alone[index / 2], "answer {index}");
+        assert!(cached > 0, "answer {index} goes on from a state of its own adapter");
+    }
+    engine.assert_consistent();
 }
 
 /// An answer of the adapter alone, which the model was loaded with.

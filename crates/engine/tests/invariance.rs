@@ -306,6 +306,40 @@ fn a_mamba2_without_attention_answers_with_the_same_bits_whatever_else_runs() {
 }
 
 #[test]
+fn answers_to_one_prompt_over_states_are_those_of_requests_with_their_seeds() {
+    const CHOICES: u32 = 3;
+    // How the engine keeps the random numbers of choices apart.
+    let seed_of = |choice: u64| 5u64.wrapping_add(choice.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    for fixture in ["qwen35", "lfm2.gguf", "mamba2.gguf", "jamba.gguf", "nemotron-h.gguf"] {
+        let (activations, kv) = (Activations::Integer, KvDType::F16);
+        let base = Setting { fixture, activations, kv, tokens_max: 64, slots: 8, pages: 80, threads: 1 };
+        let request = |seed: u64| {
+            let prompt = (0..70).map(|at| (at * 37 + 11) % 97).collect();
+            let sampling = Sampling { temperature: 0.9, top_logprobs: Some(0), ..Sampling::greedy() };
+            Request { seed, ..Request::new(prompt, 40, sampling) }
+        };
+        let alone: Vec<Answer> = (0..u64::from(CHOICES))
+            .map(|choice| {
+                let (mut engine, handle) = base.engine(Speculation::Off);
+                let replies = handle.submit(request(seed_of(choice))).unwrap();
+                drain(&mut engine, replies).remove(0)
+            })
+            .collect();
+        assert!(alone.iter().skip(1).all(|answer| *answer != alone[0]), "{fixture}: seeds choose");
+        // With room for all, in a pool that holds one at a time, and from the cache.
+        for setting in [base, Setting { pages: 6, slots: 3, ..base }, Setting { tokens_max: 7, ..base }] {
+            let (mut engine, handle) = setting.engine(Speculation::Off);
+            for round in ["first", "second"] {
+                let asked = Request { choices: CHOICES, ..request(seed_of(0)) };
+                let replies = handle.submit(asked).unwrap();
+                assert_eq!(drain(&mut engine, replies), alone, "{fixture}, {round} round: {setting:?}");
+            }
+            engine.assert_consistent();
+        }
+    }
+}
+
+#[test]
 fn a_turn_of_a_conversation_computes_no_more_than_a_page_beyond_what_is_new() {
     const ANSWER: usize = 47;
     const SAID: u32 = 10;

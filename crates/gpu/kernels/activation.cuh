@@ -17,15 +17,24 @@ DEVICE float sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 DEVICE float soft_cap(float x, float cap) { return __fmul_rn(cap, tanhf(__fdiv_rn(x, cap))); }
 
-enum Function { SCALE, SOFT_CAP, GELU, GELU_TANH, RELU, RELU_SQUARED };
-DEVICE float of_value(int function, float parameter, float value) {
+// Above zero p.x x^2 + p.z x; else p.y (e^min(x, p.w) - 1 - x) + p.z x. A NaN stays one.
+DEVICE float xielu(float x, float4 p) {
+    if (x > 0.0f) return __fadd_rn(__fmul_rn(__fmul_rn(p.x, x), x), __fmul_rn(p.z, x));
+    const float least = x > p.w ? p.w : x;
+    return __fadd_rn(__fmul_rn(__fadd_rn(expm1f(least), -x), p.y), __fmul_rn(p.z, x));
+}
+
+enum Function { SCALE, SOFT_CAP, GELU, GELU_TANH, RELU, RELU_SQUARED, XIELU };
+// A function with one parameter has it first.
+DEVICE float of_value(int function, float4 parameters, float value) {
     switch (function) {
-        case SCALE: return __fmul_rn(value, parameter);
-        case SOFT_CAP: return soft_cap(value, parameter);
+        case SCALE: return __fmul_rn(value, parameters.x);
+        case SOFT_CAP: return soft_cap(value, parameters.x);
         case GELU: return gelu(value);
         case GELU_TANH: return gelu_tanh(value);
         case RELU: return value < 0.0f ? 0.0f : value;
         case RELU_SQUARED: return relu_squared(value);
+        case XIELU: return xielu(value, parameters);
     }
     return value;
 }

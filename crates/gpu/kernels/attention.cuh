@@ -1,6 +1,6 @@
 // What the attention kernels over pages of 16-bit and 8-bit keys and values share. Compiled for one head size (DIM),
 // GQA group (GROUP: query heads of a K/V head) and storage type; soft-capped scores (CAPPED), attention sinks (SINKS),
-// and queries that also see later tokens of their sequence (BOTH).
+// queries that also see later tokens of their sequence (BOTH), and sequences in chunks (CHUNKED).
 //
 // Keys are taken in tiles of 64, aligned to absolute places. Each tile has its own softmax, and tiles are merged in
 // order, so a token's result has the same bits whichever tokens are computed beside it, and whether one block does all
@@ -18,6 +18,9 @@
 #include "kv.cuh"
 #include "rope.cuh"
 
+#ifndef CHUNKED
+#define CHUNKED 0
+#endif
 #define TILE 64
 #define OUTPUTS (GROUP * DIM)
 #define LOG2_E 1.4426950408889634f
@@ -42,12 +45,16 @@ struct Attention {
     const float* sinks;  // (query heads)
     float cap;
     int tiles;        // of each token, in `partials`
-    int columns, pad;  // of a row: queries, keys and values, or queries alone where keys are stored already
+    int columns;  // of a row: queries, keys and values, or queries alone where keys are stored already
+    int chunk;    // with CHUNKED: nothing before a token's chunk of so many places is seen
 };
 
 // The last place that a token sees, and the first.
 DEVICE int last_seen(const Step& step, int r) { return step.places[BOTH ? step.lasts[r] : r]; }
-DEVICE int first_seen(const Attention& a, int place) { return a.window ? max(place + 1 - a.window, 0) : 0; }
+DEVICE int first_seen(const Attention& a, int place) {
+    const int near = a.window ? max(place + 1 - a.window, 0) : 0;
+    return CHUNKED ? max(near, place / a.chunk * a.chunk) : near;
+}
 // What the softmax starts from: a sink has a share and no value. Maxima are in units of log2.
 DEVICE float first_max(const Attention& a, int head) { return SINKS ? __fmul_rn(a.sinks[head], LOG2_E) : -INFINITY_F; }
 #define FIRST_SUM (SINKS ? 1.0f : 0.0f)

@@ -25,7 +25,8 @@ struct Attention {
     float scale, cap;
     Rotation rope;       // no frequencies: queries are rotated and keys are stored already
     const float* sinks;  // (query heads)
-    int columns, pad;    // of a row: queries, keys and values, or queries alone where keys are stored already
+    int columns;         // of a row: queries, keys and values, or queries alone where keys are stored already
+    int chunk;           // nothing before a token's chunk of so many places is seen; 0: there are none
 };
 
 KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
@@ -37,7 +38,8 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     const int r = blockIdx.y, kv = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     if (r >= step_rows(step, 0)) return;
     const int position = step.places[r], last = step.places[BOTH ? step.lasts[r] : r];
-    const int first = a.window ? max(position + 1 - a.window, 0) : 0;
+    const int near = a.window ? max(position + 1 - a.window, 0) : 0;
+    const int first = a.chunk ? max(near, position / a.chunk * a.chunk) : near;
     const bool rotates = a.rope.frequencies;
 
     const float* row = qkv + (long)r * a.columns;

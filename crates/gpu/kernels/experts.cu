@@ -188,9 +188,20 @@ KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* li
     }
 }
 
-// residual += the weighted sum of a token's rows, in the order of its experts: grid (columns, tokens), a thread per
-// value.
-KERNEL combine(Step step, Stack stack, const float* rows, float* residual, int columns) {
+// What each pair's expert reads, where weights multiply that and not what it makes of it: grid (columns, pairs), a
+// thread per value.
+KERNEL weigh_inputs(Step step, Stack stack, const float* x, float* rows, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x, pair = blockIdx.y, each = stack.each;
+    if (k >= columns || pair / each >= stack_tokens(step, stack)) return;
+    const long token = stack.token + pair / each, place = stack.places ? stack.places[pair] : pair;
+    rows[place * columns + k] = __fmul_rn(x[token * columns + k], stack.chosen[token * 2 * each + each + pair % each]);
+}
+
+// residual += the sum of a token's rows, weighted where it is not what they were made of that was (`weighs`), in the
+// order of its experts: grid (columns, tokens), a thread per value.
+KERNEL combine(Step step, Stack stack, int weighs, const float* rows, float* residual, int columns) {
     let_next_start();
     wait_for_inputs();
     const int k = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y, each = stack.each;
@@ -199,7 +210,8 @@ KERNEL combine(Step step, Stack stack, const float* rows, float* residual, int c
     float sum = 0.0f;
     for (int i = 0; i < each; i++) {
         const long place = stack.places ? stack.places[r * each + i] : r * each + i;
-        sum = __fmaf_rn(stack.chosen[token * 2 * each + each + i], rows[place * columns + k], sum);
+        const float weight = weighs ? stack.chosen[token * 2 * each + each + i] : 1.0f;
+        sum = __fmaf_rn(weight, rows[place * columns + k], sum);
     }
     residual[token * columns + k] += sum;
 }

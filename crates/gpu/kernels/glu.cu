@@ -30,11 +30,11 @@ KERNEL glu_clamped(Step step, int each, const float* gate_up, float* out, int co
 }
 
 // x = a function of each value, for what has no gates.
-KERNEL of_values(Step step, int each, int number, float parameter, float* x, int columns) {
+KERNEL of_values(Step step, int each, int number, float4 parameters, float* x, int columns) {
     let_next_start();
     wait_for_inputs();
     const int k = blockIdx.x * blockDim.x + threadIdx.x;
     const long r = blockIdx.y;
     if (k >= columns || r >= (long)step_rows(step, 0) * each) return;
-    x[r * columns + k] = of_value(number, parameter, x[r * columns + k]);
+    x[r * columns + k] = of_value(number, parameters, x[r * columns + k]);
 }

@@ -1,5 +1,5 @@
 // What goes through a sequence token by token and keeps a state of it: short convolutions, the gated delta rule and the
-// selective scan. How a state lies is said in crates/compute/src/recurrence.rs. See docs/kernels.md#recurrence.
+// selective scans. How a state lies is said in crates/compute/src/recurrence.rs. See docs/kernels.md#recurrence.
 #include "activation.cuh"
 
 // What a row of the step does with its state in one group of states; they lie behind the page tables.
@@ -456,3 +456,73 @@ KERNEL __launch_bounds__(DELTA_THREADS) selective_scan_2(Step step, const __grid
 KERNEL __launch_bounds__(DELTA_THREADS) selective_scan_4(Step step, const __grid_constant__ SelectiveScan scan) { selective_scan<4>(step, scan); }
 KERNEL __launch_bounds__(DELTA_THREADS) selective_scan_8(Step step, const __grid_constant__ SelectiveScan scan) { selective_scan<8>(step, scan); }
 KERNEL __launch_bounds__(DELTA_THREADS) selective_scan_16(Step step, const __grid_constant__ SelectiveScan scan) { selective_scan<16>(step, scan); }
+
+// ---- The selective scan of Mamba-1: grid (channels, rows), a thread per channel ----
+//
+// A channel's column of the matrix stays in registers through all tokens of the row.
+
+struct ChannelScan {
+    States states;
+    const float* x;        // (tokens, channels)
+    const float* keys;     // (tokens, state)
+    const float* queries;  // (tokens, state)
+    const float* steps;    // (tokens, channels)
+    const float* rates;    // (state, channels)
+    const float* bias;     // (channels)
+    const float* skip;     // (channels)
+    float* out;            // (tokens, channels)
+    int channels, state;
+    int before;  // values of a state before its matrix
+    int pad;
+};
+
+template <int ROWS> DEVICE void channel_scan(const Step& step, const ChannelScan& a) {
+    let_next_start();
+    const int channel = blockIdx.x * blockDim.x + threadIdx.x;
+    wait_for_inputs();
+    if ((int)blockIdx.y >= state_rows(step, a.states) || channel >= a.channels) return;
+    const RowState row = row_state(step, a.states, blockIdx.y);
+    const long at = a.before + (long)(channel / STATE_LANES) * a.state * STATE_LANES + channel % STATE_LANES;
+    float share[ROWS], rates[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        const bool there = i < a.state;
+        share[i] = there && row.from >= 0 ? state_at(a.states, row.from)[at + i * STATE_LANES] : 0.0f;
+        rates[i] = there ? a.rates[(long)i * a.channels + channel] : 0.0f;
+    }
+    const float bias = a.bias[channel], skip = a.skip[channel];
+    const int* saves = step.tables + row.saves;
+    int saved = 0, due = row.count > 0 ? saves[0] : -1;
+    auto leave = [&](int state) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            if (i < a.state) state_at(a.states, state)[at + i * STATE_LANES] = share[i];
+    };
+    // The next token's, while this one is computed.
+    float next_x = a.x[(long)row.first * a.channels + channel], next_step = a.steps[(long)row.first * a.channels + channel];
+    for (int t = 0; t < row.tokens; t++) {
+        const long token = row.first + t;
+        const float x = next_x, length = softplus(__fadd_rn(next_step, bias)), change = __fmul_rn(x, length);
+        if (t + 1 < row.tokens) next_x = a.x[(token + 1) * a.channels + channel], next_step = a.steps[(token + 1) * a.channels + channel];
+        const float *keys = a.keys + token * a.state, *queries = a.queries + token * a.state;
+        float sums[4] = {};
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            if (i >= a.state) break;
+            share[i] = __fmaf_rn(keys[i], change, __fmul_rn(share[i], expf(__fmul_rn(rates[i], length))));
+            sums[i % 4] = __fmaf_rn(share[i], queries[i], sums[i % 4]);
+        }
+        const float sum = __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
+        a.out[token * a.channels + channel] = __fmaf_rn(x, skip, sum);
+        if (due == t + 1) {
+            leave(saves[saved * SAVE_WORDS + 1]);
+            saved++;
+            due = saved < row.count ? saves[saved * SAVE_WORDS] : -1;
+        }
+    }
+    leave(row.to);
+}
+
+// By the most rows of the matrix.
+KERNEL __launch_bounds__(128) channel_scan_16(Step step, const __grid_constant__ ChannelScan scan) { channel_scan<16>(step, scan); }
+KERNEL __launch_bounds__(128) channel_scan_32(Step step, const __grid_constant__ ChannelScan scan) { channel_scan<32>(step, scan); }

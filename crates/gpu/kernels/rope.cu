@@ -1,4 +1,5 @@
-// RoPE of query and key heads, and the writing of keys and values into their pages. See docs/kernels.md#rope.
+// RoPE of query and key heads, and the writing of keys and values, or of latent rows, into their pages. See
+// docs/kernels.md#rope.
 #include "kv.cuh"
 #include "rope.cuh"
 
@@ -96,5 +97,25 @@ KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotati
         Stored* to = stored_at(head);
         for (int i = (head < heads.query + heads.kv ? 2 * rope.pairs : 0) + lane; i < heads.dim; i += WARP) to[i] = stored(values[i]);
     }
+#endif
+}
+
+// A token's latent row: the latent values, then the turned ones. Grid (tokens), a thread per value; of 8-bit floats one
+// warp finds what they share. `row` is (latent + turned) floats of shared memory.
+KERNEL latent_write(Step step, int group, int latent, int turned, const float* latents, const float* turneds, Stored* pages) {
+    DYNAMIC_SHARED(float, row);
+    let_next_start();
+    wait_for_inputs();
+    const int r = blockIdx.x, width = latent + turned;
+    if (r >= step_rows(step, 0)) return;
+    const int place = step.places[r];
+    Stored* page = pages + (long)page_of(step, r, group, place) * head_values(width);
+    auto value = [&](int i) { return i < latent ? latents[(long)r * latent + i] : turneds[(long)r * turned + i - latent]; };
+#if KV_F8
+    for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = value(i);
+    __syncthreads();
+    if (threadIdx.x < WARP) store_head(page, place % PAGE_TOKENS, row, width, threadIdx.x);
+#else
+    for (int i = threadIdx.x; i < width; i += blockDim.x) page[(long)(place % PAGE_TOKENS) * width + i] = stored(value(i));
 #endif
 }

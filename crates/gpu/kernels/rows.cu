@@ -48,6 +48,23 @@ KERNEL glu_beside(Step step, int kind, const float* up, int up_columns, float* g
     gate[r * columns + k] = __fmul_rn(opened, other);
 }
 
+// The first `count` columns of each row times 1 + beta ln(1 + n), where n is how many whole lengths fit into the row's
+// position and the offset.
+KERNEL scale_by_position(Step step, float beta, int length, int offset, int count, float* x, int columns) {
+    __shared__ float factor;
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (r >= step_rows(step, 0)) return;
+    if (threadIdx.x == 0) {
+        const u64 lengths = ((u64)(u32)step.positions[r] + (u32)offset) / (u32)length;
+        factor = __double2float_rn(1.0 + (double)beta * log1p((double)lengths));
+    }
+    __syncthreads();
+    if (k < count) x[r * columns + k] = __fmul_rn(x[r * columns + k], factor);
+}
+
 // Rows of `chosen` are numbers of experts, then as many weights, which are multiplied by the experts' scales.
 KERNEL scale_chosen(Step step, const float* scales, int experts, float* chosen, int columns) {
     let_next_start();
@@ -70,13 +87,13 @@ KERNEL gather(Step step, const float* x, float* out, int columns) {
 }
 
 // x = a function of each value.
-KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x, int columns) {
+KERNEL pointwise(Step step, int wanted, int function, float4 parameters, float* x, int columns) {
     let_next_start();
     wait_for_inputs();
     const int k = blockIdx.x * blockDim.x + threadIdx.x;
     const long r = blockIdx.y;
     if (k >= columns || r >= step_rows(step, wanted)) return;
-    x[r * columns + k] = of_value(function, parameter, x[r * columns + k]);
+    x[r * columns + k] = of_value(function, parameters, x[r * columns + k]);
 }
 
 enum Pooling { MEAN, FIRST, LAST };

@@ -10,9 +10,10 @@ use fornax_compute::cpu::dequantize;
 use fornax_compute::landing::{Content, land};
 use fornax_compute::operands;
 use fornax_compute::{
-    Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec,
-    Linear, LowRank, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope,
-    Routing, Rows, SampleFault, SampleRow, Sampled, SelectiveScan, ShortConv, Sizes, Usage, WeightPlace,
+    Attention, Backend, Batch, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts, GatedNorm,
+    Glu, HeadProducts, Heads, KvLayer, KvSpec, LatentAttention, LatentHeads, Linear, LowRank, Memory, Need,
+    Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope, Routing, Rows, SampleFault,
+    SampleRow, Sampled, SelectiveScan, ShortConv, Sizes, Temperature, Usage, WeightPlace,
 };
 
 use crate::arena::{Arena, Piece};
@@ -21,7 +22,7 @@ use crate::driver::{Arg, CUDA, Device, Event, Function, Graph, Launch};
 use crate::grid::Grid;
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
-use crate::ops::{Call, Fuse, Scratch, recurrence_program, sample_program};
+use crate::ops::{Call, Fuse, Scratch, latent_programs, recurrence_program, sample_program};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, UploadTimes};
@@ -99,6 +100,8 @@ pub struct Cuda {
     prepared: RefCell<HashSet<(Option<Role>, Vec<Kind>)>>,
     /// Attention that will be asked for, and whether queries and keys are rotated before.
     foreseen: RefCell<Vec<(Attention<()>, bool)>>,
+    /// The heads of latent attention that will be asked for.
+    latents: RefCell<HashSet<LatentHeads>>,
     pub(crate) upload_times: Cell<UploadTimes>,
     graphs: RefCell<HashMap<Bucket, Recorded>>,
     /// The bucket that is being recorded: grids are sized for it and not for the step.
@@ -180,6 +183,7 @@ impl Cuda {
             checked: RefCell::new(None),
             prepared: RefCell::default(),
             foreseen: RefCell::default(),
+            latents: RefCell::default(),
             upload_times: Cell::default(),
             graphs: RefCell::default(),
             bucket: Cell::new(None),
@@ -422,6 +426,14 @@ impl Memory for Cuda {
         })
     }
 
+    fn upload_heads(&self, parts: &[Part<'_>], heads: usize) -> Result<Weight, Error> {
+        land(parts, Content::Values, |parts| {
+            let weight = self.weight(parts)?;
+            self.programs_of_heads(&weight, heads).into_iter().for_each(|key| self.programs.prepare(key));
+            self.fill(weight, parts)
+        })
+    }
+
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
         let mut values = Vec::new();
         for part in parts {
@@ -466,6 +478,10 @@ impl Memory for Cuda {
             let keys = self.attention_programs(attention, *rotates, spec.dtype);
             keys.into_iter().for_each(|key| self.programs.prepare(key));
         }
+        for heads in self.latents.borrow().iter() {
+            let keys = latent_programs(*heads, spec.dtype, self.device.abilities());
+            keys.into_iter().for_each(|key| self.programs.prepare(key));
+        }
         if spec.groups.iter().any(|group| group.kind.is_state()) {
             self.programs.prepare(recurrence_program());
         }
@@ -477,18 +493,23 @@ impl Memory for Cuda {
 
     fn foresee(&self, attention: &Attention<Buf>, rotates: bool) {
         let mut foreseen = self.foreseen.borrow_mut();
-        let Attention { heads, layer, scale, soft_cap, causal, .. } = *attention;
+        let Attention { heads, layer, scale, soft_cap, causal, chunk, .. } = *attention;
         let sinks = attention.sinks.as_ref().map(|_| ());
         // Layers may differ in what no program depends on.
         let alike = |(other, others): &(Attention<()>, bool)| {
             (other.heads, other.soft_cap.is_some(), other.sinks.is_some(), other.causal, *others)
                 == (heads, soft_cap.is_some(), sinks.is_some(), causal, rotates)
+                && other.chunk.is_some() == chunk.is_some()
         };
         if !foreseen.iter().any(alike) {
-            let (reach, chunk) = (None, None);
+            let reach = None;
             let attention = Attention { heads, layer, scale, soft_cap, sinks, causal, reach, chunk };
             foreseen.push((attention, rotates));
         }
+    }
+
+    fn foresee_latent(&self, attention: &LatentAttention) {
+        self.latents.borrow_mut().insert(attention.heads);
     }
 
     fn ready(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), Error> {
@@ -508,11 +529,6 @@ impl Memory for Cuda {
 }
 
 impl Cuda {
-    /// The refusal of what it says that it does not have.
-    pub(crate) fn lacks(&self, need: Need) -> Error {
-        Error::Unsupported { what: need.to_string(), backend: self.device.name() }
-    }
-
     /// With debug assertions, memory starts as NaN in every float type, so that a read of unwritten memory is seen;
     /// otherwise it starts as zeros.
     fn poison(&self, pointer: u64, bytes: u64) -> Result<(), Error> {
@@ -661,10 +677,15 @@ impl Backend for Cuda {
         short_conv => op_short_conv(conv: &ShortConv<Buf>, x: &Buf, kv: &mut Kv, out: &mut Buf);
         delta_rule => op_delta_rule(rule: &DeltaRule<Buf>, qkv: &mut Buf, mixed: &mut Buf, kv: &mut Kv, out: &mut Buf);
         selective_scan => op_selective_scan(scan: &SelectiveScan<Buf>, x: &Buf, mixed: &mut Buf, kv: &mut Kv, out: &mut Buf);
+        channel_scan => op_channel_scan(scan: &ChannelScan<Buf>, inputs: &ChannelInputs<'_, Buf>, steps: &mut Buf, kv: &mut Kv, out: &mut Buf);
         gated_norm => op_gated_norm(norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf);
         sigmoid_gate => op_sigmoid_gate(gates: &Buf, x: &mut Buf);
         glu_beside => op_glu_beside(kind: Glu, up: &Buf, column: usize, gate: &mut Buf);
         scale_chosen => op_scale_chosen(scales: &Buf, chosen: &mut Buf);
+        scale_by_position => op_scale_by_position(temperature: Temperature, columns: usize, x: &mut Buf);
+        head_products => op_head_products(products: &HeadProducts<'_, Cuda>, x: &Buf, out: &mut Buf);
+        latent_write => op_latent_write(attention: &LatentAttention, latent: &Buf, turned: &Buf, kv: &mut Kv);
+        latent_attention => op_latent_attention(attention: &LatentAttention, queries: &Buf, absorbed: &Buf, kv: &Kv, out: &mut Buf);
         route => op_route(routing: &Routing, logits: &Buf, correction: Option<&Buf>, chosen: &mut Buf);
         experts => op_experts(experts: &Experts<'_, Cuda>, chosen: &Buf, x: &Buf, room: &mut ExpertRoom<Buf>, residual: &mut Buf);
         gather_wanted => op_gather(x: &Buf, out: &mut Buf);

@@ -443,12 +443,6 @@ impl Sizes for CudaSizes {
             | Need::WideGroups
             | Need::LayerEmbeddings
             | Need::ExpertScales
-            | Need::Latent
-            | Need::Temperature
-            | Need::Chunks
-            | Need::WeighedInputs
-            | Need::Xielu
-            | Need::ChannelScan
             | Need::HostTables
             | Need::HostWeights
             | Need::FileWeights => Err(Error::Unsupported { what: need.to_string(), backend: self.name }),
@@ -457,10 +451,11 @@ impl Sizes for CudaSizes {
     }
 
     fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {
-        // Keys and values of one width, and states of whole values of f32.
+        // Keys and values of one width, latent rows, and states of whole values of f32.
         let has = |kind: &KvKind| match *kind {
             KvKind::State { bytes, .. } => bytes.is_multiple_of(size_of::<f32>()),
-            _ => kind.heads().is_some(),
+            KvKind::Latent { .. } => true,
+            KvKind::Pairs { .. } => kind.heads().is_some(),
         };
         if let Some(group) = spec.groups.iter().find(|group| !has(&group.kind)) {
             return Err(Error::Unsupported { what: group.kind.to_string(), backend: self.name });

@@ -35,6 +35,8 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "activation.cuh",
     "attention.cuh",
     "experts.cuh",
+    "head_products.cuh",
+    "latent.cuh",
     "result.cuh",
     "rope.cuh",
     "form.cuh",
@@ -78,6 +80,12 @@ pub(crate) const UNITS: &[(&str, &str)] = kernels![
     "gemv.cu",
     "gemv_f32.cu",
     "glu.cu",
+    "head_products.cu",
+    "head_products_f32.cu",
+    "latent.cu",
+    "latent_f32.cu",
+    "latent_merge.cu",
+    "latent_wgmma.cu",
     "low_rank.cu",
     "norm.cu",
     "pack.cu",
@@ -155,7 +163,8 @@ impl Key {
             "gemm.cu" => (100 + 4 * number("WIDTH")) / (1 + number("GATES")),
             unit if unit.starts_with("attention") => 600,
             "gemm_few.cu" => 220 + number("WIDTH"),
-            "gemv.cu" | "expert_rows.cu" => 200,
+            "gemv.cu" | "expert_rows.cu" | "head_products.cu" => 200,
+            "latent.cu" | "latent_wgmma.cu" => 500,
             "recurrence.cu" => 500,
             _ => 100,
         }
@@ -373,15 +382,15 @@ impl Programs {
 mod tests {
     use std::sync::Mutex;
 
-    use fornax_compute::{Attention, Heads, KvDType, KvLayer};
+    use fornax_compute::{Attention, Heads, KvDType, KvLayer, LatentHeads};
     use fornax_format::DType;
 
     use super::*;
     use crate::driver::{NVRTC, chip_of_capability as chip};
     use crate::ops::shapes::{HOPPER, part};
     use crate::ops::{
-        HeadGroup, RowCounts, attention_program, every_gemm, expert_programs, few_programs,
-        form_floats8_program, form_program, program_one, programs_several, sample_program, storage,
+        HeadGroup, RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_floats8_program,
+        form_program, head_programs, latent_programs, program_one, programs_several, sample_program, storage,
         wgmma_program,
     };
 
@@ -442,8 +451,12 @@ mod tests {
                 add_experts(format, &mut keys);
             }
             add_products(format, &mut keys);
+            for columns in [128, 512] {
+                keys.add(head_programs(&part(format, (512, columns)), 96 << 10));
+            }
         }
         add_attention(&mut keys);
+        add_latent(&mut keys);
         keys.0
     }
 
@@ -504,6 +517,7 @@ mod tests {
                 Attention { soft_cap: Some(50.0), ..causal() },
                 Attention { sinks: Some(()), ..causal() },
                 Attention { causal: false, ..causal() },
+                Attention { chunk: Some(8192), ..causal() },
             ] {
                 attention.push(attention_program(heads_of((64, 2)), dtype, &other));
                 keys.add(wgmma_program(heads_of((128, 2)), dtype, &other, false).map(|(key, _)| key));
@@ -518,6 +532,18 @@ mod tests {
         keys.add(attention);
     }
 
+    fn add_latent(keys: &mut Keys) {
+        // The largest models', and widths that fill neither a vector nor a step.
+        for (query, latent, turned) in [(128, 512, 64), (3, 33, 8)] {
+            let heads = LatentHeads { query, latent, turned };
+            for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::F8] {
+                keys.add(latent_programs(heads, dtype, &HOPPER));
+                let able = Abilities { wgmma: false, shared_max: 96 << 10, ..HOPPER };
+                keys.add(latent_programs(heads, dtype, &able));
+            }
+        }
+    }
+
     /// The chips that people have: A100, RTX 30, RTX 40, H100 and H200, RTX 50.
     #[test]
     fn every_kernel_compiles_for_every_chip() {
@@ -528,7 +554,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let programs = every_program();
         // Kernels of wgmma are asked for where it is.
-        let wgmma = |key: &Key| key.unit.starts_with("gemm") || key.unit == "attention_wgmma.cu";
+        let wgmma = |key: &Key| key.unit.starts_with("gemm") || key.unit.ends_with("_wgmma.cu");
         let on = |key: &Key, chip: &Chip| !wgmma(key) || chip.abilities.wgmma;
         let chips = [90, 80, 86, 89, 120].map(chip);
         let wanted: Vec<(&Key, &Chip)> = chips

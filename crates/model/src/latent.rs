@@ -246,6 +246,12 @@ impl<M: Memory> Latent<M> {
             let weight = loader.vector(&[tensor], layer)?;
             Ok(Norm { kind: NormKind::Rms, weight, bias: None, eps: NORM_EPS })
         };
+        let attention = LatentAttention {
+            heads: latent.shape(),
+            layer: config.stage_kv_layer(loader.stage, layer),
+            scale: config.attention_scale,
+        };
+        loader.memory.foresee_latent(&attention);
         Ok(Latent {
             norm: norm(loader, Tensor::AttentionNorm, None, layer)?,
             narrow: match latent.query_rank {
@@ -267,11 +273,7 @@ impl<M: Memory> Latent<M> {
             output: loader.weight(&[Tensor::AttentionOutput], layer)?,
             output_changes: loader.changes(&[Tensor::AttentionOutput], layer)?,
             config: *latent,
-            attention: LatentAttention {
-                heads: latent.shape(),
-                layer: config.stage_kv_layer(loader.stage, layer),
-                scale: config.attention_scale,
-            },
+            attention,
             temperature: config.temperature,
             room: config
                 .latents(loader.stage)

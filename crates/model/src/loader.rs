@@ -320,7 +320,7 @@ impl<'a, M: Memory> Loader<'a, M> {
     ) -> Result<M::Weight, Error> {
         let stored: Vec<_> =
             (0..heads).map(|head| self.of_head(tensor, layer, head)).collect::<Result<_, _>>()?;
-        let weight = self.memory.upload_experts(&parts(&stored)?, heads)?;
+        let weight = self.memory.upload_heads(&parts(&stored)?, heads)?;
         self.report(&stored);
         Ok(weight)
     }

@@ -136,7 +136,7 @@ impl ByHead {
             .map(|_| Stored::matrix(&mut random, self.dtype, self.rows, self.columns))
             .collect();
         let parts: Vec<Part<'_>> = stored.iter().map(Stored::part).collect::<Result<_, _>>()?;
-        let weight = backend.upload_experts(&parts, self.heads)?;
+        let weight = backend.upload_heads(&parts, self.heads)?;
         let columns = self.heads * self.each;
         let values = random.values(self.tokens * columns);
         let values = &values[tokens.start * columns..tokens.end * columns];

@@ -24,7 +24,7 @@ use super::pool::Pool;
 use super::quant::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::quant::{Avx2, Avx512};
-use super::quant::{Lanes, Simd};
+use super::quant::{Lanes, Simd, round_row};
 use super::step::{Slot, Unit};
 use crate::{KV_BLOCK, KvDType, LatentHeads, PAGE_TOKENS, PageId, float8};
 
@@ -47,6 +47,9 @@ pub(super) struct Layer<'a> {
     /// A query sees this many positions, its own included.
     pub(super) window: Option<u32>,
     pub(super) dtype: KvDType,
+    /// Whether queries and weights are one f16 for each value ([`Activations::Half`](super::Activations)). Their rounding
+    /// is that of rows of f16; over other rows they are as they are.
+    pub(super) halves: bool,
     pub(super) pages: Pages<'a>,
 }
 
@@ -137,6 +140,14 @@ impl Layer<'_> {
             let lane = &mut values[place / LANES * LANES * width + place % LANES..];
             let absorbed = &queries.absorbed[(token * heads + head) * latent..][..latent];
             let own = &queries.turned[(token * heads + head) * queries.each..][..turned];
+            if self.halves {
+                let mut query: Vec<f32> = absorbed.iter().chain(own).copied().collect();
+                let inverse = round_row(&mut query);
+                for (to, value) in lane.iter_mut().step_by(LANES).zip(query) {
+                    *to = value * inverse * self.scale;
+                }
+                continue;
+            }
             for (to, value) in lane.iter_mut().step_by(LANES).zip(absorbed.iter().chain(own)) {
                 *to = value * self.scale;
             }
@@ -185,7 +196,7 @@ impl Layer<'_> {
                     let seen = here(from);
                     let to = (from..own.end).find(|query| here(*query) != seen).unwrap_or(own.end);
                     if !seen.is_empty() {
-                        group.step(simd, rows, seen, from - own.start..to - own.start);
+                        group.step(simd, self.halves, rows, seen, from - own.start..to - own.start);
                     }
                     from = to;
                 }
@@ -210,6 +221,7 @@ impl Group<'_> {
     fn step(
         &mut self,
         simd: Simd,
+        halves: bool,
         rows: &[f32],
         seen: std::ops::Range<usize>,
         lanes: std::ops::Range<usize>,
@@ -239,7 +251,15 @@ impl Group<'_> {
         for lane in lanes.clone() {
             let mut own = [f32::NEG_INFINITY; PAGE_TOKENS];
             own.iter_mut().zip(&scores).for_each(|(own, scores)| *own = scores[lane]);
-            let (weighed, shrink) = weigh(&mut own, None, seen.clone(), &mut self.states[lane]);
+            let (mut weighed, shrink) = weigh(&mut own, None, seen.clone(), &mut self.states[lane]);
+            if halves {
+                // Divided by the sum of what is multiplied.
+                for weight in &mut weighed {
+                    let half = f16::from_f32(*weight).to_f32();
+                    self.states[lane].sum += half - *weight;
+                    *weight = half;
+                }
+            }
             weights.iter_mut().zip(weighed).for_each(|(weights, weight)| weights[lane] = weight);
             shrinks[lane] = shrink;
         }

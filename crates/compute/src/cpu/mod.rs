@@ -50,9 +50,9 @@ use crate::landing::{Content, land};
 use crate::operands::{self, fits};
 use crate::{
     Attention, Backend, Batch, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts,
-    GatedNorm, Glu, HeadProducts, Heads, KvLayer, KvSpec, LatentAttention, LowRank, Memory, Need, Norm,
-    Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow,
-    SampleScratch, SelectiveScan, ShortConv, Sizes, Temperature, Token, Usage, sample,
+    GatedNorm, Glu, HeadProducts, Heads, KvDType, KvLayer, KvSpec, LatentAttention, LowRank, Memory, Need,
+    Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows,
+    SampleRow, SampleScratch, SelectiveScan, ShortConv, Sizes, Temperature, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -819,6 +819,8 @@ impl Backend for Cpu {
             group: attention.layer.group,
             window: group.window,
             dtype: kv.dtype,
+            halves: self.options.activations == Activations::Half
+                && matches!(kv.dtype, KvDType::F16 | KvDType::F8),
             pages: kv.pages(attention.layer),
         };
         let each = queries.columns.checked_div(heads.query).unwrap_or(0);

@@ -371,10 +371,9 @@ fn attention_over_pages_is_that_of_torch() {
     }
 }
 
-/// Keys and values of each head are never made here; the module's own are what is compared with.
-#[test]
-fn latent_attention_is_that_of_transformers_with_all_keys_and_values() {
-    let case = ops().latent_attention;
+/// Latent attention of the module that transformers computed: what comes out where its first tokens come in one step and
+/// the others in the next.
+fn latent_layer(cpu: &Cpu, case: &LatentRows, dtype: KvDType, first: usize) -> Vec<f32> {
     let heads = LatentHeads { query: case.heads, latent: case.latent, turned: case.turned };
     let layer = KvLayer { group: 0, layer: 0 };
     let attention = LatentAttention { heads, layer, scale: case.scale };
@@ -382,45 +381,68 @@ fn latent_attention_is_that_of_transformers_with_all_keys_and_values() {
         (case.turned + case.kept, case.heads * case.latent, case.heads * case.value);
     let tokens = case.rows.len() / case.latent;
     let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    for first in [tokens, 32, 17] {
+    let weight = |values: &[f32], rows: usize, columns: usize| {
+        let stored: Vec<Vec<u8>> = values.chunks_exact(rows * columns).map(bytes).collect();
+        let parts: Vec<Part<'_>> = stored
+            .iter()
+            .map(|bytes| Part::from(View::new("w", DType::F32, vec![rows, columns], bytes).unwrap()))
+            .collect();
+        cpu.upload_heads(&parts, case.heads).unwrap()
+    };
+    let keys = weight(&case.keys, case.latent, case.kept);
+    let values = weight(&case.values, case.value, case.latent);
+    let kind = KvKind::Latent { width: heads.width() };
+    let group = KvGroup { layers: 1, kind, window: None, pages: 4 };
+    let mut kv = cpu.alloc_kv(&KvSpec { groups: vec![group], dtype }).unwrap();
+    let mut got = Vec::new();
+    for (start, len) in [(0, first), (first, tokens - first)] {
+        if len == 0 {
+            continue;
+        }
+        let some = |values: &[f32], columns: usize| {
+            filled(cpu, columns, &values[start * columns..(start + len) * columns])
+        };
+        let (rows, spun) = (some(&case.rows, case.latent), some(&case.spun, case.turned));
+        let queries = some(&case.queries, case.heads * each);
+        let mut absorbed = poisoned(cpu, len, read_columns);
+        let mut read = poisoned(cpu, len, read_columns);
+        let mut out = poisoned(cpu, len, columns);
+        let step = cpu.begin(&batch(start, len, vec![vec![PageId(3), PageId(1)]])).unwrap();
+        let by_head = |weight, column| HeadProducts { heads: case.heads, weight, column };
+        cpu.latent_write(&step, &attention, &rows, &spun, &mut kv).unwrap();
+        cpu.head_products(&step, &by_head(&keys, case.turned), &queries, &mut absorbed).unwrap();
+        cpu.latent_attention(&step, &attention, &queries, &absorbed, &kv, &mut read).unwrap();
+        cpu.head_products(&step, &by_head(&values, 0), &read, &mut out).unwrap();
+        cpu.finish(step).unwrap();
+        got.extend(cpu.read(&out, 0, len).unwrap());
+    }
+    got
+}
+
+/// Keys and values of each head are never made here; the module's own are what is compared with.
+#[test]
+fn latent_attention_is_that_of_transformers_with_all_keys_and_values() {
+    let case = ops().latent_attention;
+    for first in [case.rows.len() / case.latent, 32, 17] {
         on_each(|cpu| {
-            let weight = |values: &[f32], rows: usize, columns: usize| {
-                let stored: Vec<Vec<u8>> = values.chunks_exact(rows * columns).map(bytes).collect();
-                let parts: Vec<Part<'_>> = stored
-                    .iter()
-                    .map(|bytes| Part::from(View::new("w", DType::F32, vec![rows, columns], bytes).unwrap()))
-                    .collect();
-                cpu.upload_experts(&parts, case.heads).unwrap()
-            };
-            let keys = weight(&case.keys, case.latent, case.kept);
-            let values = weight(&case.values, case.value, case.latent);
-            let kind = KvKind::Latent { width: heads.width() };
-            let group = KvGroup { layers: 1, kind, window: None, pages: 4 };
-            let mut kv = cpu.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F32 }).unwrap();
-            let mut got = Vec::new();
-            for (start, len) in [(0, first), (first, tokens - first)] {
-                if len == 0 {
-                    continue;
-                }
-                let some = |values: &[f32], columns: usize| {
-                    filled(cpu, columns, &values[start * columns..(start + len) * columns])
-                };
-                let (rows, spun) = (some(&case.rows, case.latent), some(&case.spun, case.turned));
-                let queries = some(&case.queries, case.heads * each);
-                let mut absorbed = poisoned(cpu, len, read_columns);
-                let mut read = poisoned(cpu, len, read_columns);
-                let mut out = poisoned(cpu, len, columns);
-                let step = cpu.begin(&batch(start, len, vec![vec![PageId(3), PageId(1)]])).unwrap();
-                let by_head = |weight, column| HeadProducts { heads: case.heads, weight, column };
-                cpu.latent_write(&step, &attention, &rows, &spun, &mut kv).unwrap();
-                cpu.head_products(&step, &by_head(&keys, case.turned), &queries, &mut absorbed).unwrap();
-                cpu.latent_attention(&step, &attention, &queries, &absorbed, &kv, &mut read).unwrap();
-                cpu.head_products(&step, &by_head(&values, 0), &read, &mut out).unwrap();
-                cpu.finish(step).unwrap();
-                got.extend(cpu.read(&out, 0, len).unwrap());
-            }
-            check("latent attention", &got, &case.out, 1e-12);
+            check("latent attention", &latent_layer(cpu, &case, KvDType::F32, first), &case.out, 1e-12);
         });
+    }
+}
+
+/// What GPUs are held against rounds as stored rows do, and not by more.
+#[test]
+fn latent_attention_in_halves_is_as_near_to_transformers_as_its_rows_are() {
+    let case = ops().latent_attention;
+    let halves = Cpu::reference(Activations::Half).unwrap();
+    for first in [case.rows.len() / case.latent, 17] {
+        let got = latent_layer(&halves, &case, KvDType::F16, first);
+        check("latent attention in halves", &got, &case.out, 1e-6);
+        let floats = latent_layer(&cpu(Simd::Scalar, Activations::Float, 1), &case, KvDType::F16, first);
+        assert_ne!(got, floats, "queries and weights are rounded");
+        // Rows of f32 are the reference precision, and so is all else then.
+        let got = latent_layer(&halves, &case, KvDType::F32, first);
+        check("latent attention over f32", &got, &case.out, 1e-12);
     }
 }
 

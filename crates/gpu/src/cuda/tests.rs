@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use fornax_compute::{
-    Between, ConvForm, DeltaHeads, GateOrder, GivenRows, KeySharing, KvDType, KvGroup, KvKind, PageId, Row,
-    RowState, Sampling, ScanHeads, Sizes, Token, conv_values,
+    Between, ConvForm, DeltaHeads, GateOrder, GivenRows, HeadProducts, KeySharing, KvDType, KvGroup, KvKind,
+    LatentAttention, LatentHeads, PageId, Row, RowState, Sampling, ScanHeads, Sizes, Token, conv_values,
 };
 use fornax_format::{DType, View};
 
@@ -418,6 +418,61 @@ fn attention_is_compiled_in_the_form_that_steps_ask_for() {
     for heads in [Heads { query: 5, ..HEADS }, Heads { dim: 30, ..HEADS }, Heads { query: 64, ..HEADS }] {
         let attention = Attention::<Buf>::causal(heads, KvLayer { group: 0, layer: 0 }, 0.2);
         assert_eq!(cuda.attention_programs(&attention, true, KvDType::F16), [], "{heads:?}");
+    }
+}
+
+#[test]
+fn latent_attention_is_compiled_ahead_and_spread_by_what_there_is() {
+    for (query, dtype) in [(128, KvDType::F16), (20, KvDType::BF16), (3, KvDType::F8), (16, KvDType::F32)] {
+        fake::willing();
+        let cuda = Cuda::new(options()).unwrap();
+        let heads = LatentHeads { query, latent: 512, turned: 64 };
+        let attention = LatentAttention { heads, layer: KvLayer { group: 0, layer: 0 }, scale: 0.1 };
+        cuda.foresee_latent(&attention);
+        let stored = vec![0; 128 * 512 * 2];
+        let part = || Part::from(View::new("zeros", DType::F16, vec![512, 128], &stored).unwrap());
+        let parts: Vec<Part<'_>> = (0..query).map(|_| part()).collect();
+        let weight = cuda.upload_heads(&parts, query).unwrap();
+        let kind = KvKind::Latent { width: heads.width() };
+        let group = KvGroup { layers: 1, kind, window: None, pages: 8 };
+        let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype }).unwrap();
+        cuda.ready(&mut |_, _| ()).unwrap();
+        let (total, _) = cuda.programs.counts();
+        let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
+        let (latent, turned, queries) = (rows(512), rows(64), rows(query * 192));
+        let (mut absorbed, mut out) = (rows(query * 512), rows(query * 512));
+        let mut launched = |batch: &Batch| {
+            fake::with(|fake| fake.launched.clear());
+            let step = cuda.begin(batch).unwrap();
+            cuda.latent_write(&step, &attention, &latent, &turned, &mut kv).unwrap();
+            let products = HeadProducts { heads: query, weight: &weight, column: 64 };
+            cuda.head_products(&step, &products, &queries, &mut absorbed).unwrap();
+            cuda.latent_attention(&step, &attention, &queries, &absorbed, &kv, &mut out).unwrap();
+            cuda.finish(step).unwrap();
+            let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+            launched.into_iter().map(|launch| (launch.kernel, launch.grid)).collect::<Vec<_>>()
+        };
+        let wanted = |tokens: u32, blocks: [u32; 3], products: u32| {
+            let heads = u32::try_from(query).unwrap();
+            vec![
+                ("latent_write".to_owned(), [tokens, 1, 1]),
+                ("head_products".to_owned(), [4, heads, products]),
+                (if query == 128 { "latent_wgmma" } else { "latent_attention" }.to_owned(), blocks),
+            ]
+        };
+        // Heads in groups of what a block takes, and neighbouring tokens beside each other.
+        let [one, many] = match query {
+            128 => [[2, 1, 1], [2, 40, 1]],
+            20 => [[1, 1, 1], [1, 40, 1]],
+            3 => [[1, 1, 1], [1, 2, 1]],
+            _ => [[16, 1, 1], [16, 40, 1]],
+        };
+        assert_eq!(launched(&prompt_batch(1)), wanted(1, one, 1), "{query} {dtype}");
+        assert_eq!(launched(&prompt_batch(40)), wanted(40, many, 2), "{query} {dtype}");
+        assert_eq!(cuda.programs.counts().0, total, "{query} {dtype}");
+        drop((weight, kv, latent, turned, queries, absorbed, out));
+        drop(cuda);
+        assert_clean("latent attention");
     }
 }
 
@@ -1297,7 +1352,10 @@ fn what_a_batch_or_a_cache_has_beyond_text_is_refused_by_name() {
     let needs = [Need::GivenRows, Need::Sections, Need::LastSeen];
     assert_eq!(said, needs.map(|need| format!("{need} is not available on cuda")));
     for (kind, wanted) in [
-        (KvKind::Latent { width: 576 }, "a cache of one latent row of 576 a token is not available on cuda"),
+        (
+            KvKind::Pairs { heads: 3, dim_k: 192, dim_v: 128 },
+            "a cache of 3 heads with keys of 192 and values of 128 is not available on cuda",
+        ),
         // Values of four bytes do not fit.
         (
             KvKind::State { bytes: 1001, every: 256 },
@@ -1308,7 +1366,7 @@ fn what_a_batch_or_a_cache_has_beyond_text_is_refused_by_name() {
         let refused = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).map(drop);
         assert_eq!(refused.unwrap_err().to_string(), wanted);
     }
-    for need in [Need::Latent, Need::Temperature, Need::Chunks, Need::WeighedInputs, Need::Xielu] {
+    for need in [Need::Reach, Need::SharedKeys, Need::WideGroups] {
         let refused = cuda.supports(need).unwrap_err().to_string();
         assert_eq!(refused, format!("{need} is not available on cuda"));
     }

@@ -60,14 +60,14 @@ struct AttentionParams {
     cap: f32,
     tiles: i32,
     columns: i32,
-    pad: i32,
+    chunk: i32,
 }
 
 pub(super) const LAYOUTS: &[Layout] = &[
     layout!(HeadCounts, "HeadCounts" in "rope.cu", { query, kv, dim }),
     layout!(Rotation, "Rotation" in "rope.cuh", { frequencies, pairs, magnitude }),
     layout!(AttentionParams, "Attention" in "attention.cuh", {
-        query, kv, group, window, scale, first, stages, clusters, partials, rope, sinks, cap, tiles, columns, pad,
+        query, kv, group, window, scale, first, stages, clusters, partials, rope, sinks, cap, tiles, columns, chunk,
     }),
 ];
 pub(super) const CONSTANTS: &[Constant] = &[
@@ -183,6 +183,8 @@ pub(crate) fn program<Buf>(heads: HeadGroup, dtype: KvDType, attention: &Attenti
     let (capped, sinks) = (attention.soft_cap.is_some(), attention.sinks.is_some());
     defines.extend([format!("DIM={dim}"), format!("GROUP={group}")]);
     let flags = [("CAPPED", capped), ("SINKS", sinks), ("BOTH", !attention.causal)];
+    // Other programs do not name it, and are what they were.
+    defines.extend(attention.chunk.filter(|_| dtype != KvDType::F32).map(|_| "CHUNKED=1".to_owned()));
     defines.extend(flags.map(|(name, on)| format!("{name}={}", i32::from(on))));
     if dtype == KvDType::F32 {
         return Key { unit: "attention_f32.cu", defines };
@@ -383,9 +385,6 @@ impl Cuda {
         kv: &Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
-        if attention.chunk.is_some() {
-            return Err(self.lacks(Need::Chunks));
-        }
         let (heads, layer) = (attention.heads, attention.layer);
         let group = kv.group(layer);
         operands::attention(slot.tokens, attention, qkv, group, out)?;
@@ -517,7 +516,7 @@ impl Cuda {
             cap: attention.soft_cap.unwrap_or(0.0),
             tiles: 0,
             columns: int(columns),
-            pad: 0,
+            chunk: attention.chunk.map_or(0, u32::cast_signed),
         }
     }
 

@@ -24,11 +24,11 @@ struct AttentionParams {
     rope: Rotation,
     sinks: u64,
     columns: i32,
-    pad: i32,
+    chunk: i32,
 }
 
 pub(super) const LAYOUTS: &[Layout] = &[layout!(AttentionParams, "Attention" in "attention_f32.cu", {
-    query, kv, group, window, scale, cap, rope, sinks, columns, pad,
+    query, kv, group, window, scale, cap, rope, sinks, columns, chunk,
 })];
 pub(super) const CONSTANTS: &[Constant] = &[Constant::new("attention_f32.cu", "THREADS", THREADS)];
 
@@ -47,7 +47,7 @@ impl Cuda {
             rope: rope.unwrap_or(Rotation::NONE),
             sinks: attention.sinks.as_ref().map_or(0, Buf::pointer),
             columns: int(qkv.columns),
-            pad: 0,
+            chunk: attention.chunk.map_or(0, u32::cast_signed),
         };
         let key = program(heads.into(), kv.dtype, attention);
         let function = self.programs.function(&key, "attention")?;

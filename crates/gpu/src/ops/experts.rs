@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use fornax_compute::{
-    Between, Error, ExpertRoom, Experts, Glu, Need, ROUTED_MAX, Routing, Rows, Scores, Shares, operands,
+    Between, Error, ExpertRoom, Experts, Glu, ROUTED_MAX, Routing, Rows, Scores, Shares, operands,
 };
 
 use super::gemm::{self, Cut, Many, room_for};
@@ -132,15 +132,15 @@ pub(super) const CONSTANTS: &[Constant] = &[
 ];
 
 /// Weight rows that some experts have in common, in one part of a weight.
-struct Piece {
+pub(super) struct Piece {
     /// Rows of one expert.
-    part: WeightPart,
-    device_part: DevicePart,
-    experts: Range<usize>,
+    pub(super) part: WeightPart,
+    pub(super) device_part: DevicePart,
+    pub(super) experts: Range<usize>,
 }
 
 /// A weight divided into stretches that its experts have alike: usually all of it. `rows`: rows per expert.
-fn pieces(weight: &Weight, experts: usize, rows: usize) -> Vec<Piece> {
+pub(super) fn pieces(weight: &Weight, experts: usize, rows: usize) -> Vec<Piece> {
     let piece = |part: &WeightPart, (first, own): (usize, usize), experts: Range<usize>| {
         let begin = experts.start * rows + first - part.first;
         // A part grows by whole tiles only.
@@ -372,9 +372,6 @@ impl Cuda {
         room: &mut ExpertRoom<Buf>,
         residual: &mut Buf,
     ) -> Result<(), Error> {
-        if experts.weighs_inputs {
-            return Err(self.lacks(Need::WeighedInputs));
-        }
         let (tokens, each) = (slot.tokens, chosen.columns / 2);
         let (hidden, ffn) = (x.columns, room.gated.columns);
         operands::experts(tokens, experts, chosen, x, room, residual)?;
@@ -492,7 +489,14 @@ impl Cuda {
             pairs: if gates { int(ffn / TILE_ROWS) } else { 0 },
             gated: if gates { room.gated.pointer() } else { 0 },
         };
-        self.multiply_experts(&pass, gate_up, x, &product)?;
+        if experts.weighs_inputs {
+            // What pairs make of it lies there only once it was read.
+            self.weigh_inputs(&pass, x, &room.rows)?;
+            let weighed = Pass { stack: Stack { gathers: 0, ..stack }, ..pass };
+            self.multiply_experts(&weighed, gate_up, &room.rows, &product)?;
+        } else {
+            self.multiply_experts(&pass, gate_up, x, &product)?;
+        }
         match experts.between {
             Between::Gates(_) if gates => {}
             Between::Gates(kind) => {
@@ -516,16 +520,39 @@ impl Cuda {
         let known = i32::from(way == Way::Pairs && waited);
         let pass = Pass { stack: Stack { gathers: 0, known, ..stack }, ..pass };
         self.multiply_experts(&pass, down, &room.gated, &product)?;
-        self.combine(slot, &stack, &room.rows, residual)
+        self.combine(slot, &stack, experts.weighs_inputs, &room.rows, residual)
     }
 
-    /// Adds each token's experts to its row, weighted.
-    fn combine(&self, slot: &Slot, stack: &Stack, rows: &Buf, residual: &Buf) -> Result<(), Error> {
+    /// A row for each pair: the token's, times the weight of its expert.
+    fn weigh_inputs(&self, pass: &Pass<'_>, x: &Buf, rows: &Buf) -> Result<(), Error> {
+        let device_step = self.device_step(pass.slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Struct(bytemuck::bytes_of(&pass.stack)),
+            Arg::Pointer(x.pointer()),
+            Arg::Pointer(rows.pointer()),
+            Arg::Int(int(x.columns)),
+        ];
+        let function = self.programs.function(&Key::plain("experts.cu"), "weigh_inputs")?;
+        let grid = Grid::new([x.columns.div_ceil(COMBINE_THREADS), pass.pairs, 1], COMBINE_THREADS);
+        self.launch(OPERATION, function, grid, &args)
+    }
+
+    /// Adds each token's experts to its row, weighted where their inputs were not.
+    fn combine(
+        &self,
+        slot: &Slot,
+        stack: &Stack,
+        weighed: bool,
+        rows: &Buf,
+        residual: &Buf,
+    ) -> Result<(), Error> {
         let (columns, tokens) = (residual.columns, stack.limit.cast_unsigned() as usize);
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Struct(bytemuck::bytes_of(stack)),
+            Arg::Int(i32::from(!weighed)),
             Arg::Pointer(rows.pointer()),
             Arg::Pointer(residual.pointer()),
             Arg::Int(int(columns)),

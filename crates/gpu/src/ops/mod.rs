@@ -7,6 +7,7 @@ mod fuse;
 mod gemm;
 mod gemm_few;
 mod gemv;
+mod latent;
 mod low_rank;
 mod products;
 mod recurrence;
@@ -26,6 +27,9 @@ pub(crate) use gemv::{Call, Scratch, slices, steps};
 #[cfg(test)]
 pub(crate) use gemv::{form_floats8_program, form_program, program_one, programs_several};
 #[cfg(test)]
+pub(crate) use latent::head_programs;
+pub(crate) use latent::programs as latent_programs;
+#[cfg(test)]
 pub(crate) use products::RowCounts;
 
 pub(crate) use recurrence::program as recurrence_program;
@@ -34,22 +38,24 @@ pub(crate) use sample::program as sample_program;
 use crate::abi::{Constant, Layout};
 
 /// What the files here share with theirs in `kernels/`.
-pub(crate) const LAYOUTS: [&[Layout]; 9] = [
+pub(crate) const LAYOUTS: [&[Layout]; 10] = [
     attention::LAYOUTS,
     attention_f32::LAYOUTS,
     experts::LAYOUTS,
     gemm::LAYOUTS,
     gemm_few::LAYOUTS,
     gemv::LAYOUTS,
+    latent::LAYOUTS,
     low_rank::LAYOUTS,
     recurrence::LAYOUTS,
     rows::LAYOUTS,
 ];
-pub(crate) const CONSTANTS: [&[Constant]; 8] = [
+pub(crate) const CONSTANTS: [&[Constant]; 9] = [
     attention::CONSTANTS,
     attention_f32::CONSTANTS,
     experts::CONSTANTS,
     gemv::CONSTANTS,
+    latent::CONSTANTS,
     low_rank::CONSTANTS,
     recurrence::CONSTANTS,
     rows::CONSTANTS,

@@ -1,8 +1,8 @@
 //! What goes through a sequence token by token and keeps a state of it.
 
 use fornax_compute::{
-    ConvForm, DeltaRule, Error, GateOrder, GatedNorm, KeySharing, KvLayer, NormKind, Rows, STATE_LANES,
-    SelectiveScan, ShortConv, TAPS_MAX, operands,
+    ChannelInputs, ChannelScan, ConvForm, DeltaRule, Error, GateOrder, GatedNorm, KeySharing, KvLayer,
+    NormKind, Rows, STATE_LANES, SelectiveScan, ShortConv, TAPS_MAX, operands,
 };
 
 use super::gemv::Call;
@@ -42,6 +42,9 @@ const SCAN_KERNELS: [(usize, &str); 5] = [
     (8, "selective_scan_8"),
     (16, "selective_scan_16"),
 ];
+/// Threads of a block of `channel_scan`, each with a channel; and the kernels by the most rows of the matrix.
+const CHANNEL_THREADS: usize = 128;
+const CHANNEL_KERNELS: [(usize, &str); 2] = [(16, "channel_scan_16"), (32, "channel_scan_32")];
 /// Warps of a block of `gated_norm`, each with a group of values.
 const NORM_WARPS: usize = 4;
 /// Values from which on a group has a block of its own, whose threads have about so many each.
@@ -115,6 +118,25 @@ struct DeviceScan {
     pad: i32,
 }
 
+/// `ChannelScan` of recurrence.cu.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct DeviceChannels {
+    states: DeviceStates,
+    x: u64,
+    keys: u64,
+    queries: u64,
+    steps: u64,
+    rates: u64,
+    bias: u64,
+    skip: u64,
+    out: u64,
+    channels: i32,
+    state: i32,
+    before: i32,
+    pad: i32,
+}
+
 pub(super) const LAYOUTS: &[Layout] = &[
     layout!(DeviceStates, "States" in "recurrence.cu", { values, each, at, rows, pad }),
     layout!(DeviceConv, "ShortConv" in "recurrence.cu", { states, x, weight, bias, out, channels, taps, columns, gated }),
@@ -123,6 +145,9 @@ pub(super) const LAYOUTS: &[Layout] = &[
     }),
     layout!(DeviceScan, "SelectiveScan" in "recurrence.cu", {
         states, x, mixed, rate, bias, skip, out, heads, groups, dim, state, before, mixed_columns, chunk, pad,
+    }),
+    layout!(DeviceChannels, "ChannelScan" in "recurrence.cu", {
+        states, x, keys, queries, steps, rates, bias, skip, out, channels, state, before, pad,
     }),
 ];
 pub(super) const CONSTANTS: &[Constant] = &[
@@ -283,6 +308,49 @@ impl Cuda {
             let grid = [heads.dim.div_ceil(DELTA_COLUMNS) * heads.heads, rows, 1];
             let grid = Grid::new(grid, DELTA_THREADS).with_shared(delta_bytes(each, chunk, stages));
             self.launch("selective_scan", function, grid, &args)
+        })
+    }
+
+    pub(crate) fn op_channel_scan(
+        &self,
+        slot: &Slot,
+        scan: &ChannelScan<Buf>,
+        inputs: &ChannelInputs<'_, Buf>,
+        steps: &Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        operands::channel_scan(slot.tokens, scan, inputs, (steps, out), kv.group(scan.layer))?;
+        let Some((_, name)) = CHANNEL_KERNELS.into_iter().find(|(rows, _)| *rows >= scan.state) else {
+            let what = format!("a selective scan by channels with keys of {}", scan.state);
+            return Err(Error::Unsupported { what, backend: self.device.name() });
+        };
+        let states = self.states(slot, scan.layer, kv)?;
+        self.op(slot, &[inputs.x, inputs.keys, inputs.queries, steps], &[&*out], || {
+            let device_scan = DeviceChannels {
+                states,
+                x: inputs.x.pointer(),
+                keys: inputs.keys.pointer(),
+                queries: inputs.queries.pointer(),
+                steps: steps.pointer(),
+                rates: scan.rates.pointer(),
+                bias: scan.bias.pointer(),
+                skip: scan.skip.pointer(),
+                out: out.pointer(),
+                channels: int(scan.channels),
+                state: int(scan.state),
+                before: int(scan.before),
+                pad: 0,
+            };
+            let function = self.programs.function(&program(), name)?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&device_scan)),
+            ];
+            let (rows, _) = self.grid_states(slot);
+            let grid = [scan.channels.div_ceil(CHANNEL_THREADS), rows, 1];
+            self.launch("channel_scan", function, Grid::new(grid, CHANNEL_THREADS), &args)
         })
     }
 

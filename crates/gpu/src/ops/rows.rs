@@ -1,6 +1,8 @@
 //! Operations that work row by row: embedding, sums, norms, the gated activation, the choice of rows.
 
-use fornax_compute::{Error, Glu, Heads, Need, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows, operands};
+use fornax_compute::{
+    Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows, Temperature, operands,
+};
 
 use super::fuse::Due;
 use super::gemv::{Call, row_threads};
@@ -37,6 +39,7 @@ const GELU: usize = 2;
 const GELU_TANH: usize = 3;
 const RELU: usize = 4;
 const RELU_SQUARED: usize = 5;
+const XIELU: usize = 6;
 const MEAN: usize = 0;
 const FIRST: usize = 1;
 const LAST: usize = 2;
@@ -48,6 +51,7 @@ pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("activation.cuh", "GELU_TANH", GELU_TANH),
     Constant::new("activation.cuh", "RELU", RELU),
     Constant::new("activation.cuh", "RELU_SQUARED", RELU_SQUARED),
+    Constant::new("activation.cuh", "XIELU", XIELU),
     Constant::new("rows.cu", "MEAN", MEAN),
     Constant::new("rows.cu", "FIRST", FIRST),
     Constant::new("rows.cu", "LAST", LAST),
@@ -79,16 +83,16 @@ pub(super) struct Gated {
     pub(super) kind: Glu,
 }
 
-/// A function as activation.cuh numbers it, and its parameter.
-fn numbered(function: Pointwise) -> (usize, f32) {
+/// A function as activation.cuh numbers it, and its parameters.
+fn numbered(function: Pointwise) -> (usize, [f32; 4]) {
     match function {
-        Pointwise::Scale(factor) => (SCALE, factor),
-        Pointwise::SoftCap(cap) => (SOFT_CAP, cap),
-        Pointwise::Gelu => (GELU, 0.0),
-        Pointwise::GeluTanh => (GELU_TANH, 0.0),
-        Pointwise::Relu => (RELU, 0.0),
-        Pointwise::ReluSquared => (RELU_SQUARED, 0.0),
-        Pointwise::Xielu { .. } => unreachable!("refused where it is asked for"),
+        Pointwise::Scale(factor) => (SCALE, [factor, 0.0, 0.0, 0.0]),
+        Pointwise::SoftCap(cap) => (SOFT_CAP, [cap, 0.0, 0.0, 0.0]),
+        Pointwise::Gelu => (GELU, [0.0; 4]),
+        Pointwise::GeluTanh => (GELU_TANH, [0.0; 4]),
+        Pointwise::Relu => (RELU, [0.0; 4]),
+        Pointwise::ReluSquared => (RELU_SQUARED, [0.0; 4]),
+        Pointwise::Xielu { positive, negative, beta, eps } => (XIELU, [positive, negative, beta, eps]),
     }
 }
 
@@ -263,17 +267,14 @@ impl Cuda {
         const OPERATION: &str = "pointwise";
         let columns = x.columns;
         operands::fits(OPERATION, "x", x, (slot.count(rows), columns))?;
-        if let Pointwise::Xielu { .. } = function {
-            return Err(self.lacks(Need::Xielu));
-        }
         self.op(slot, &[&*x], &[&*x], || {
-            let (number, parameter) = numbered(function);
+            let (number, parameters) = numbered(function);
             let device_step = self.device_step(slot);
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_step)),
                 Arg::Int(i32::from(rows == Rows::Wanted)),
                 Arg::Int(int(number)),
-                Arg::Float(parameter),
+                Arg::Struct(bytemuck::bytes_of(&parameters)),
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(columns)),
             ];
@@ -365,6 +366,32 @@ impl Cuda {
         })
     }
 
+    pub(crate) fn op_scale_by_position(
+        &self,
+        slot: &Slot,
+        temperature: Temperature,
+        columns: usize,
+        x: &mut Buf,
+    ) -> Result<(), Error> {
+        const OPERATION: &str = "scale_by_position";
+        operands::scale_by_position(slot.tokens, columns, x)?;
+        self.op(slot, &[&*x], &[&*x], || {
+            let Temperature { beta, length, offset } = temperature;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Float(beta),
+                // Counts of 32 bits, which the kernel takes as such.
+                Arg::Int(length.cast_signed()),
+                Arg::Int(offset.cast_signed()),
+                Arg::Int(int(columns)),
+                Arg::Pointer(x.pointer()),
+                Arg::Int(int(x.columns)),
+            ];
+            self.launch_values(Call::of_tokens(OPERATION, slot), "rows.cu", columns, &args)
+        })
+    }
+
     pub(crate) fn op_scale_chosen(&self, slot: &Slot, scales: &Buf, chosen: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "scale_chosen";
         operands::scale_chosen(slot.tokens, scales, chosen)?;
@@ -418,17 +445,14 @@ impl Cuda {
         function: Pointwise,
         x: &Buf,
     ) -> Result<(), Error> {
-        if let Pointwise::Xielu { .. } = function {
-            return Err(self.lacks(Need::Xielu));
-        }
-        let (number, parameter) = numbered(function);
+        let (number, parameters) = numbered(function);
         let kernel = self.programs.function(&Key::plain("glu.cu"), "of_values")?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Int(int(each)),
             Arg::Int(int(number)),
-            Arg::Float(parameter),
+            Arg::Struct(bytemuck::bytes_of(&parameters)),
             Arg::Pointer(x.pointer()),
             Arg::Int(int(x.columns)),
         ];

@@ -15,6 +15,11 @@ struct Error {
         if (!(relative() <= most)) emulated::fail("%s: error %.1e\n", what, relative());
     }
 };
+// A float of 8 bits as it is defined, beside what its neighbours share.
+static double float8_value(uint8_t code, uint8_t exponent) {
+    const int digits = code & 7, power = code >> 3 & 15;
+    return (code & 0x80 ? -1 : 1) * (power ? ldexp(8 + digits, power - 10) : ldexp(digits, -9)) * ldexp(1, exponent - 127);
+}
 static std::vector<float> random_values(long count) {
     std::vector<float> made(count);
     for (auto& one : made) one = random_value();

@@ -103,7 +103,7 @@ static void check_combine() {
     const auto before = residual;
     stack.places = places.data();
     for (int i = 0; i < 2 * TOKENS; i++)
-        emulated::run({i % 2, i / 2, 0}, 1, 64, [] { combine(step, stack, rows.data(), residual.data(), COLUMNS); });
+        emulated::run({i % 2, i / 2, 0}, 1, 64, [] { combine(step, stack, 1, rows.data(), residual.data(), COLUMNS); });
     Error error;
     for (int i = 0; i < TOKENS * COLUMNS; i++) {
         const int r = i / COLUMNS;
@@ -112,6 +112,25 @@ static void check_combine() {
         error.add(residual[i], sum);
     }
     error.check("the sum of experts", 1e-12);
+    // Where inputs were weighted, nothing else is.
+    residual = before;
+    for (int i = 0; i < 2 * TOKENS; i++)
+        emulated::run({i % 2, i / 2, 0}, 1, 64, [] { combine(step, stack, 0, rows.data(), residual.data(), COLUMNS); });
+    Error unweighted, inputs;
+    for (int i = 0; i < TOKENS * COLUMNS; i++) {
+        double sum = before[i];
+        for (int e = 0; e < EACH; e++) sum += rows[places[i / COLUMNS * EACH + e] * COLUMNS + i % COLUMNS];
+        unweighted.add(residual[i], sum);
+    }
+    unweighted.check("the sum of experts whose inputs were weighted", 1e-12);
+    static std::vector<float> weighted;
+    weighted.assign(rows.size(), NAN);
+    for (int i = 0; i < 2 * TOKENS * EACH; i++)
+        emulated::run({i % 2, i / 2, 0}, 1, 64, [] { weigh_inputs(step, stack, residual.data(), weighted.data(), COLUMNS); });
+    for (int pair = 0; pair < TOKENS * EACH; pair++)
+        for (int k = 0; k < COLUMNS; k++)
+            inputs.add(weighted[places[pair] * COLUMNS + k], (double)residual[pair / EACH * COLUMNS + k] * chosen[pair / EACH * 2 * EACH + EACH + pair % EACH]);
+    inputs.check("what experts read", 1e-12);
     const auto unshared = residual;
     for (int i = 0; i < 2 * TOKENS; i++)
         emulated::run({i % 2, i / 2, 0}, 1, 64, [] { add_gated(step, logits.data(), rows.data(), residual.data(), COLUMNS); });

@@ -17,6 +17,8 @@ const MAIN: Defines = &["DIM=128", "GROUP=7"];
 /// Rows are copied in pieces of 8 bytes and padded to whole steps of the tensor-core instruction.
 const PADDED: Defines = &["DIM=20", "GROUP=3"];
 
+/// Latent rows, and how long a sequence is that goes beyond a span.
+const LATENT: Defines = &["LATENT=64", "TURNED=16", "ROWS=16", "STAGES=2", "LONG=1100"];
 const F32: Defines = &["KV_BYTES=4", "DIM=20", "GROUP=3"];
 /// Products of one row, and of several.
 const ONE: Defines = &[
@@ -98,6 +100,59 @@ fn attention_in_f32_is_right_and_a_token_has_the_same_bits_alone() {
 }
 
 #[test]
+fn attention_over_latent_rows_is_right_and_has_the_same_bits_however_it_is_spread() {
+    let name = "attention_over_latent_rows_is_right_and_has_the_same_bits_however_it_is_spread";
+    let test = Test::new(name, "latent.cpp");
+    test.passes(LATENT);
+    for shape in [
+        // Rows that are copied value by value, and padded.
+        &["LATENT=33", "TURNED=8", "ROWS=32", "STAGES=1"][..],
+        &["LATENT=33", "TURNED=8", "ROWS=16", "STAGES=3", "KV_BYTES=1"],
+        &["LATENT=96", "TURNED=32", "ROWS=32", "STAGES=2", "KV_BF16=1"],
+        &["LATENT=64", "TURNED=64", "ROWS=64", "STAGES=3"],
+    ] {
+        test.passes(&shape.iter().chain(&["LONG=1100"]).copied().collect::<Vec<_>>());
+    }
+    test.passes(&["LATENT=20", "TURNED=4", "KV_BYTES=4", "LONG=70"]);
+    let copied = "copy_wait<STAGES == 1 ? 0 : STAGES - 2>();\n                __syncthreads();";
+    for (needed, instead) in [
+        (copied, "__syncthreads();"),
+        (copied, "copy_wait<STAGES == 1 ? 0 : STAGES - 2>();"),
+        ("s[i] = key < own_from || key > own ?", "s[i] = key > own ?"),
+        ("place >= from && place <= last);", "true);"),
+        (
+            "score_page(queries_at, keys, scores, warp, lane);\n                __syncthreads();",
+            "score_page(queries_at, keys, scores, warp, lane);",
+        ),
+        ("if (__any_sync(ALL_LANES, rescale[0] != 1.0f || rescale[1] != 1.0f))", "if (false)"),
+        ("starts ? 0.0f : to[column]", "0.0f"),
+        ("before_max = all;", ""),
+    ] {
+        test.fails_with(LATENT, ("latent.cu", needed, instead));
+    }
+    let merged = "earlier = rescale_of(most, all), later = rescale_of(from[LATENT], all);";
+    test.fails_with(LATENT, ("latent_merge.cu", merged, "earlier = 1.0f, later = 1.0f;"));
+}
+
+#[test]
+fn products_of_heads_are_right_and_a_token_has_the_same_bits_alone() {
+    let test =
+        Test::new("products_of_heads_are_right_and_a_token_has_the_same_bits_alone", "head_products.cpp");
+    test.passes(&[]);
+    for (needed, instead) in [
+        ("copy_wait<STAGES - 2>();", ""),
+        ("blockIdx.y * tiles + tile", "tile"),
+        ("head * a.each + a.column", "head * a.each"),
+        (
+            "if (lane == 0) factors[row] = row_unscale(most);\n    }\n    __syncthreads();",
+            "if (lane == 0) factors[row] = row_unscale(most);\n    }",
+        ),
+    ] {
+        test.fails_with(&[], ("head_products.cu", needed, instead));
+    }
+}
+
+#[test]
 fn operations_on_rows_are_right_in_every_storage_of_keys() {
     let test = Test::new("operations_on_rows_are_right_in_every_storage_of_keys", "rows.cpp");
     for storage in [&["KV_BYTES=2"], &["KV_BF16=1"], &["KV_BYTES=1"], &["KV_BYTES=4"]] {
@@ -111,6 +166,15 @@ fn operations_on_rows_are_right_in_every_storage_of_keys() {
             "for (int k = AT_ONCE * WARP + lane; k < norm.columns; k += WARP) squares",
             "for (int k = 0; k < 0;) squares",
         ),
+    );
+    let function = "of_value(function, parameters, x[r * columns + k])";
+    let other =
+        "of_value(function, make_float4(parameters.x, parameters.y, parameters.z, 0), x[r * columns + k])";
+    test.fails_with(&[], ("rows.cu", function, other));
+    test.fails_with(&[], ("rows.cu", "step.positions[r] + (u32)offset", "step.positions[r]"));
+    test.fails_with(
+        &[],
+        ("rope.cu", "latents[(long)r * latent + i] : turneds", "latents[(long)r * latent] : turneds"),
     );
     let barrier = "__syncthreads();\n        if (start == 0) wait_for_inputs();";
     test.fails_with(&[], ("rope.cu", barrier, ""));
@@ -154,6 +218,9 @@ fn what_keeps_a_state_is_right_in_any_chunks_and_leaves_it_where_it_should() {
         ("head / (a.heads / a.groups) * a.state", "head % a.groups * a.state"),
         ("__fmaf_rn(value, skip, sum)", "sum"),
         ("odd ? values.w : values.z", "odd ? values.z : values.w"),
+        ("__fmul_rn(rates[i], length)", "__fmul_rn(rates[0], length)"),
+        ("if (due == t + 1) {\n            leave", "if (due == t) {\n            leave"),
+        ("next_x = a.x[(token + 1) * a.channels + channel],", ""),
     ] {
         test.fails_with(&[], ("recurrence.cu", needed, instead));
     }
@@ -170,6 +237,15 @@ fn experts_are_chosen_and_dealt_their_rows() {
     test.fails_with(&[], ("experts.cu", "(0xffffffffu - number)", "(u32)number"));
     test.fails_with(&[], ("experts.cu", "rank(groups[e / size], e / size) < last", "false"));
     test.fails_with(&[], ("experts.cu", "if (sum < least) sum = least;", ""));
+    test.fails_with(
+        &[],
+        (
+            "experts.cu",
+            "place = stack.places ? stack.places[pair] : pair;\n    rows",
+            "place = pair;\n    rows",
+        ),
+    );
+    test.fails_with(&[], ("experts.cu", "weighs ? stack", "!weighs ? stack"));
 }
 
 #[test]

@@ -237,7 +237,54 @@ template <int ROWS> struct Scan : Layer {
     }
 };
 
+// One matrix with a column for each channel; keys, queries and steps lie apart.
+template <int ROWS> struct ByChannel : Layer {
+    ChannelScan a;
+    std::vector<float> rates, bias, skip;
+    ByChannel(int channels, int size, int before) {
+        columns = channels + 2 * size, mixed_columns = channels, out_columns = channels;
+        each = before + (channels + 15) / 16 * 16 * size;
+        x = random_values(SEQUENCES * LENGTH * columns), mixed = random_values(SEQUENCES * LENGTH * mixed_columns);
+        rates = random_values(size * channels), bias = random_values(channels), skip = random_values(channels);
+        for (auto& one : rates) one = -fabsf(one);
+        a = {{}, nullptr, nullptr, nullptr, nullptr, rates.data(), bias.data(), skip.data(), nullptr, channels, size, before, 0};
+        for (int s = 0; s < SEQUENCES; s++) {
+            std::vector<double> state(each, NAN);
+            for (int c = 0; c < channels; c++)
+                for (int i = 0; i < size; i++) state[before + (c / 16 * size + i) * 16 + c % 16] = 0;
+            for (int t = 0; t <= LENGTH; t++) {
+                after[s].push_back(state);
+                if (t == LENGTH) break;
+                const float *row = &x[(s * LENGTH + t) * columns], *k = row + channels, *q = k + size;
+                std::vector<double> y(channels);
+                for (int c = 0; c < channels; c++) {
+                    const double length = log1p(exp((double)mixed[(s * LENGTH + t) * channels + c] + bias[c]));
+                    for (int i = 0; i < size; i++) {
+                        double& value = state[before + (c / 16 * size + i) * 16 + c % 16];
+                        value = value * exp(rates[i * channels + c] * length) + k[i] * row[c] * length;
+                        y[c] += value * q[i];
+                    }
+                    y[c] += row[c] * skip[c];
+                }
+                out[s].push_back(y);
+            }
+        }
+        everything();
+    }
+    std::vector<float> run(const Batch& batch, const std::vector<float>& x, const std::vector<float>& mixed, int rows) override {
+        std::vector<float> out_rows((size_t)batch.tokens * out_columns + SPARE, 7.0f), parts[3];
+        const int ends[] = {a.channels, a.channels + a.state, columns};
+        for (int t = 0; t < batch.tokens; t++)
+            for (int p = 0; p < 3; p++) parts[p].insert(parts[p].end(), &x[t * columns] + (p ? ends[p - 1] : 0), &x[t * columns] + ends[p]);
+        a.states = {states.data(), each, 3, rows, 0}, a.x = parts[0].data(), a.keys = parts[1].data(), a.queries = parts[2].data();
+        a.steps = mixed.data(), a.out = out_rows.data();
+        launch((a.channels + 31) / 32, rows, 1, 32, [&] { channel_scan<ROWS>(batch.step, a); });
+        return out_rows;
+    }
+};
+
 int main() {
+    ByChannel<16>(40, 16, 6), ByChannel<16>(21, 13, 0), ByChannel<32>(16, 20, 3);
     Convolution(70, 4, 0, true);
     Scan<1>(3, 1, 21, 13, 6), Scan<2>(4, 2, 32, 32, 8), Scan<8>(2, 2, 40, 128, 0);
     Convolution(130, 4, 0), Convolution(20, 3, 1), Convolution(9, 1, 1), Convolution(5, 8, 0);

@@ -104,20 +104,29 @@ static void elementwise(int columns) {
     check("scale_columns", out, x, TOKENS, columns, [&](int r, int k) { return (double)x[r * columns + k] * y[k]; });
     auto gelu_of = [](double v) { return 0.5 * v * erfc(-v / sqrt(2.0)); };
     auto gelu_tanh_of = [](double v) { return 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v))); };
-    for (int function = 0; function < 6; function++) {
+    for (int function = 0; function < 7; function++) {
         out = x;
-        launch(blocks, ROWS_MAX, 1, threads, [&] { pointwise(step, 0, function, 1.5f, out.data(), columns); });
+        // Of the last, what it is about: squares, an exponential, the value itself, and up to where.
+        const float4 parameters = function < 6 ? make_float4(1.5f, 0, 0, 0) : make_float4(0.7f, 0.9f, 0.5f, -0.1f);
+        launch(blocks, ROWS_MAX, 1, threads, [&] { pointwise(step, 0, function, parameters, out.data(), columns); });
         check("pointwise", out, x, TOKENS, columns, [&](int r, int k) {
             const double v = x[r * columns + k];
             return function == 0 ? v * 1.5
                 : function == 1  ? 1.5 * tanh(v / 1.5)
                 : function == 2  ? gelu_of(v)
                 : function == 3  ? gelu_tanh_of(v)
+                : function == 6  ? (v > 0 ? 0.7f * v * v : (exp(fmin(v, -0.1f)) - 1 - v) * 0.9f) + 0.5f * v
                 : v <= 0         ? 0.0
                 : function == 4  ? v
                                  : v * v;
         });
     }
+    out = x;
+    const int length = 4, offset = 1;
+    launch(blocks, ROWS_MAX, 1, threads, [&] { scale_by_position(step, 0.3f, length, offset, columns - 5, out.data(), columns); });
+    check("scale_by_position", out, x, TOKENS, columns, [&](int r, int k) {
+        return x[r * columns + k] * (k < columns - 5 ? 1 + 0.3f * log(1.0 + (positions[r] + offset) / length) : 1.0);
+    });
     for (int kind = 0; kind < 3; kind++) {
         out = x;
         launch(blocks, ROWS_MAX, 1, threads, [&] { pool(step, kind, y.data(), out.data(), columns); });
@@ -139,6 +148,35 @@ static void elementwise(int columns) {
                                                            : gate / (1 + exp(-1.702f * gate)) * (up + 1);
         });
     }
+}
+
+// A row of the latent values, then the turned ones, in the page of its token.
+static void latent_rows(int latent, int turned) {
+    const int width = latent + turned;
+    const auto latents = random_rows(latent), turneds = random_rows(turned);
+    std::vector<Stored> rows(64 * head_values(width), (Stored)7);
+    const auto before = rows;
+    emulated::shared_bytes = width * 4;
+    launch(ROWS_MAX, 1, 1, 64, [&] { latent_write(step, 0, latent, turned, latents.data(), turneds.data(), rows.data()); });
+    auto rest = rows;
+    Error error;
+    for (int r = 0; r < TOKENS; r++) {
+        const long page = (long)page_of(step, r, 0, places[r]) * head_values(width);
+        const int token = places[r] % PAGE_TOKENS;
+        for (int i = 0; i < width; i++) {
+            const long at = page + token * width + i;
+#if KV_F8
+            const double is = float8_value(rows[at], rows[page + PAGE_TOKENS * width + token]);
+#else
+            const double is = widened(rows[at]);
+#endif
+            rest[at] = before[at];
+            error.add(is, i < latent ? latents[r * latent + i] : turneds[r * turned + i - latent]);
+        }
+        if (KV_F8) rest[page + PAGE_TOKENS * width + token] = before[page + PAGE_TOKENS * width + token];
+    }
+    error.check("latent_write", KV_F8 ? 2e-3 : KV_BF16 ? 5e-6 : KV_BYTES == 2 ? 1e-7 : 1e-12);
+    expect(rest == before, "latent_write");
 }
 
 static void rotation(int dim, int pairs, bool keys) {
@@ -172,9 +210,7 @@ static void rotation(int dim, int pairs, bool keys) {
                 const int v = i / dim % 2, kv = i / dim / 2, k = (heads.query + v * heads.kv + kv) * dim + i % dim;
                 const long head = page_values(r * pages_each + places[r] / PAGE_TOKENS, v, kv, heads.kv, dim), at = head + places[r] % PAGE_TOKENS * dim + i % dim;
 #if KV_F8
-                const u8 code = pages[at], exponent = pages[head + PAGE_TOKENS * dim + places[r] % PAGE_TOKENS];
-                const int digits = code & 7, power = code >> 3 & 15;
-                const double is = (code & 0x80 ? -1 : 1) * (power ? ldexp(8 + digits, power - 10) : ldexp(digits, -9)) * ldexp(1, exponent - 127);
+                const double is = float8_value(pages[at], pages[head + PAGE_TOKENS * dim + places[r] % PAGE_TOKENS]);
                 rest[head + PAGE_TOKENS * dim + places[r] % PAGE_TOKENS] = pages_before[head + PAGE_TOKENS * dim + places[r] % PAGE_TOKENS];
 #else
                 const double is = widened(pages[at]);
@@ -191,6 +227,7 @@ static void rotation(int dim, int pairs, bool keys) {
     check_pages("kv_write", pages, empty, false);
     // 8-bit keys are stored from rotated rows, so those are written back there.
     if (keys && KV_F8) return;
+    latent_rows(heads.query * dim, 5);
     pages = empty, qkv = before;
     launch(ROWS_MAX, 1, 1, 256, [&] { rope_and_write(step, heads, rope_of, 0, qkv.data(), pages.data(), keys); });
     check_pages("rope_and_write", pages, empty, true);

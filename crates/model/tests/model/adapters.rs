@@ -10,12 +10,13 @@ use crate::golden::BOUND;
 use crate::refusals::Floats;
 use crate::rig::{Mode, Rig, Room, Share, distance};
 
-const CASES: [(&str, &str); 5] = [
+const CASES: [(&str, &str); 6] = [
     ("llama-qv", "llama"),
     ("llama-all", "llama"),
     ("qwen2-all", "qwen2"),
     ("phi3-fused", "phi3"),
     ("olmo2-all", "olmo2"),
+    ("qwen35-all", "qwen35"),
 ];
 
 pub(crate) fn adapter(name: &str) -> Adapter {
