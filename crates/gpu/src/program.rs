@@ -389,9 +389,9 @@ mod tests {
     use crate::driver::{NVRTC, chip_of_capability as chip};
     use crate::ops::shapes::{HOPPER, part};
     use crate::ops::{
-        HeadGroup, RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_floats8_program,
-        form_program, head_programs, latent_programs, program_one, programs_several, sample_program, storage,
-        wgmma_program,
+        HeadGroup, RowCounts, attention_program, every_gemm, expert_programs, few_programs,
+        form_floats8_program, form_program, head_programs, latent_programs, program_one, programs_several,
+        sample_program, storage, wgmma_program,
     };
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.

@@ -102,7 +102,15 @@ pub(crate) async fn on_a_thread<T: Send + 'static>(
     let shares_pictures = app.options.shared_prefixes;
     blocking(app, tenant, move |patience| {
         let made = made.as_deref();
-        work(&Preparing { served: &served, made, owner, patience, looking: &looking, rows: &rows, shares_pictures })
+        work(&Preparing {
+            served: &served,
+            made,
+            owner,
+            patience,
+            looking: &looking,
+            rows: &rows,
+            shares_pictures,
+        })
     })
     .await
 }
