@@ -27,6 +27,7 @@ mod ring;
 mod rope;
 mod step;
 mod times;
+mod watch;
 pub(crate) mod widest;
 
 use std::cell::{Cell, RefCell};
@@ -38,6 +39,7 @@ pub use quant::{Run, Runs, Simd};
 pub use ring::{CpuRing, CpuRingOptions, RingMatrix};
 pub use step::Step;
 pub use times::OperationTime;
+pub use watch::{Seen, Watch};
 
 use disjoint::{Disjoint, for_each_row, for_each_slow_row};
 use matmul::{HeadShares, Multiplier};
@@ -102,6 +104,8 @@ pub struct CpuOptions {
     pub slots: usize,
     /// Steps that may be begun while another one is unfinished.
     pub depth: usize,
+    /// Where inputs of products are counted, if they are.
+    pub watch: Option<Arc<Watch>>,
 }
 
 impl Default for CpuOptions {
@@ -116,6 +120,7 @@ impl Default for CpuOptions {
             tokens_max: 512,
             slots: 16,
             depth: 1,
+            watch: None,
         }
     }
 }
@@ -282,7 +287,12 @@ impl Memory for Cpu {
     type Kv = Kv;
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        land(parts, Content::Values, |parts| Weight::new(&self.ledger, &self.sizes, &self.pool, parts))
+        let mut weight =
+            land(parts, Content::Values, |parts| Weight::new(&self.ledger, &self.sizes, &self.pool, parts))?;
+        if self.options.watch.is_some() {
+            weight.named(parts);
+        }
+        Ok(weight)
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
@@ -432,6 +442,9 @@ impl Backend for Cpu {
         let scratch = &mut *self.scratch.borrow_mut();
         let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
         let (x, out) = (&x.values()[..count * weight.columns], &mut out.values_mut()[..count * weight.rows]);
+        if let Some(watch) = &self.options.watch {
+            watch.see(&weight.names, (0, 1), weight.columns, x);
+        }
         multiplier.multiply(weight.matrix(), x, out);
         Ok(())
     }
@@ -960,6 +973,12 @@ impl Backend for Cpu {
         let places = &*places;
         let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
         let mut multiply = |weight: &Weight, bias: Option<&Buf>, x: &[f32], out: &mut [f32]| {
+            if let Some(watch) = &self.options.watch {
+                for (expert, rows) in places.taken() {
+                    let x = &x[rows.start * weight.columns..rows.end * weight.columns];
+                    watch.see(&weight.names, (expert, experts.count), weight.columns, x);
+                }
+            }
             multiplier.multiply_all(weight.matrix(), experts.count, places.taken(), x, out);
             let Some(bias) = bias else { return };
             let columns = weight.rows / experts.count;

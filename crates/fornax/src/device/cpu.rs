@@ -1,10 +1,11 @@
 //! The processor.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fornax_compute::conformance::{self, Op, Reference, Subject};
-use fornax_compute::cpu::{Activations, Cpu, CpuOptions, CpuRing, CpuRingOptions, CpuSizes, Simd};
+use fornax_compute::cpu::{Activations, Cpu, CpuOptions, CpuRing, CpuRingOptions, CpuSizes, Simd, Watch};
 use fornax_compute::{Batch, KvDType, PageId, Row, RowState, Token};
 use fornax_engine::{Plan, StepLimits};
 use fornax_private::Server;
@@ -108,12 +109,14 @@ pub(crate) struct CpuArm {
     threads: usize,
     /// Whether somebody said how many.
     told: bool,
+    watch: Option<Arc<Watch>>,
 }
 
 impl CpuArm {
     pub(crate) fn new(setup: &Setup) -> CpuArm {
         let threads = setup.threads.unwrap_or_else(|| CpuOptions::default().threads);
-        CpuArm { activations: setup.activations, threads, told: setup.threads.is_some() }
+        let (told, watch) = (setup.threads.is_some(), setup.watch.clone());
+        CpuArm { activations: setup.activations, threads, told, watch }
     }
 
     fn options(&self, step: StepLimits) -> CpuOptions {
@@ -124,6 +127,7 @@ impl CpuArm {
             slots: step.slots,
             depth: self.depth(),
             threads: self.threads,
+            watch: self.watch.clone(),
             ..CpuOptions::default()
         }
     }
@@ -176,7 +180,8 @@ impl Arm for CpuArm {
     }
 
     fn loaded(&self, loaded: &mut Loaded<Cpu>, plan: &Plan) -> Result<(), Error> {
-        if self.told || self.threads < TRIED_FROM {
+        // What is watched must see nothing but what is asked.
+        if self.told || self.watch.is_some() || self.threads < TRIED_FROM {
             return Ok(());
         }
         let batch = first_token(plan);
@@ -251,7 +256,7 @@ mod tests {
             write_repeating(&path, shape, Types::Q4_K_M, &mut |_, _| ControlFlow::Continue(())).unwrap();
             let options = OpenOptions::new(&path).device(Device::Cpu).threads(4).context(64);
             let blueprint = options.blueprint().unwrap();
-            let arm = |told| CpuArm { activations: Activations::Integer, threads: 4, told };
+            let arm = |told| CpuArm { activations: Activations::Integer, threads: 4, told, watch: None };
             let mut loaded = Loaded::new(&arm(true), &blueprint, &mut |_| ()).unwrap();
             loaded.compute(&first_token(&blueprint.plan)).unwrap();
             assert_eq!(loaded.backend.threads_for_few(), 4, "{name}: as somebody said");
