@@ -132,6 +132,7 @@ impl Reading {
 pub(crate) struct Eyes {
     processor: Processor,
     placeholder: u32,
+    row_bytes: usize,
     kept: Arc<Mutex<Kept>>,
     /// `None` only while it is dropped.
     jobs: Option<Sender<Job>>,
@@ -188,6 +189,7 @@ impl Eyes {
         Ok(Eyes {
             processor: reading.processor.clone(),
             placeholder,
+            row_bytes: reading.tower.columns() * size_of::<f32>(),
             kept,
             jobs: Some(jobs),
             thread: Some(thread),
@@ -215,6 +217,10 @@ impl Sight for Eyes {
     fn tokens(&self, image: &Image) -> Result<usize, Unseen> {
         let size = Picture::size_of(&image.bytes).map_err(wrong)?;
         Ok(self.processor.grid(size).map_err(wrong)?.tokens())
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
     fn look(&self, image: &Image, owner: Option<&str>, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen> {
