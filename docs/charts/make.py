@@ -106,9 +106,9 @@ def cpu():
     rows = {}
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 7 or cells[1] != "2" or cells[2] not in figures:
+        if len(cells) < 7 or cells[1] != "2" or cells[2] not in figures:
             continue
-        rows.setdefault(cells[0], [None] * 3)[figures[cells[2]]] = float(cells[6].split()[0])
+        rows.setdefault(cells[0], [None] * 3)[figures[cells[2]]] = float(cells[-1].split()[0])
     return {
         "title": "CPU, 2 threads: how many times llama.cpp's tokens/s (dashed: as many)",
         "source": f"cargo xtask bench-peers, {machine}, {commit}",

@@ -1,10 +1,11 @@
-//! `cargo xtask bench-peers`: Fornax beside llama.cpp on the same files, threads and machine, and the table of it in
+//! `cargo xtask bench-peers`: Fornax beside llama.cpp and ik_llama.cpp on the same files, threads and machine, and the
+//! table of it in
 //! docs/performance-figures.md.
 //!
 //! The engines take turns, a process each, so that what else the machine does falls on all of them; the ratio is that
 //! of the medians. llama.cpp comes twice: as PyPI's `xllamacpp` wheel, made for every processor with AVX2, and as
-//! `llama-cpp-python`, which is compiled for this one. Each has an environment of its own under target/; the product
-//! never sees them.
+//! `llama-cpp-python`, which is compiled for this one. ik_llama.cpp is fetched and compiled for this one, too, with a
+//! program of ours in front of it. Each has an environment of its own under target/; the product never sees them.
 //!
 //! Every figure is kept in target/bench-peers.json with the commit it was measured at, so a comparison can be made in
 //! pieces: the table is that of all figures of the present commit.
@@ -41,13 +42,20 @@ pub(crate) enum Peer {
     Wheel,
     /// llama.cpp as `llama-cpp-python` compiles it for this machine
     Native,
+    /// ik_llama.cpp, fetched with git and compiled for this machine with cmake; with and without repacking, the better
+    Ik,
 }
+
+/// Where ik_llama.cpp comes from, and which of its commits.
+const IK: [&str; 2] =
+    ["https://github.com/ikawrakow/ik_llama.cpp", "8337e4cd3861406fc04e0854b1409cd1b027fbc9"];
 
 impl Peer {
     fn name(self) -> &'static str {
         match self {
             Peer::Wheel => "wheel",
             Peer::Native => "native",
+            Peer::Ik => "ik",
         }
     }
 
@@ -56,12 +64,16 @@ impl Peer {
         match self {
             Peer::Wheel => "xllamacpp==2026.10.11549",
             Peer::Native => "llama-cpp-python==0.3.36",
+            Peer::Ik => "ik_llama.cpp",
         }
     }
 
-    /// An environment with the peer in it.
+    /// An environment with the peer in it: the interpreter that runs its script, or the program that is built of it.
     pub(crate) fn environment(self) -> Result<PathBuf> {
         let folder = root().join("target/bench-peers").join(self.name());
+        if self == Peer::Ik {
+            return ik(&folder);
+        }
         let python = folder.join("bin/python");
         if !python.exists() {
             run(command("python3", &["-m", "venv"]).arg(&folder))?;
@@ -74,9 +86,38 @@ impl Peer {
         Ok(python)
     }
 
-    fn script(self) -> PathBuf {
-        root().join("xtask/src/bench_peers").join(self.name()).with_extension("py")
+    /// What the interpreter runs, where it is one.
+    fn script(self) -> Option<PathBuf> {
+        let scripts = root().join("xtask/src/bench_peers");
+        (self != Peer::Ik).then(|| scripts.join(self.name()).with_extension("py"))
     }
+
+    fn version(self, program: &Path) -> Result<String> {
+        if self == Peer::Ik {
+            return Ok(IK[1][..12].to_owned());
+        }
+        let script = format!("import importlib.metadata as m; print(m.version('{}'))", self.package());
+        Ok(output(&mut command(&program.to_string_lossy(), &["-c", &script]))?.trim().to_owned())
+    }
+}
+
+/// Fetches ik_llama.cpp and builds the program that runs it, unless that was done.
+fn ik(folder: &Path) -> Result<PathBuf> {
+    let (source, build) = (folder.join("source"), folder.join("build"));
+    let program = build.join("speed");
+    if !program.exists() {
+        let [url, commit] = IK;
+        fs::create_dir_all(&source)?;
+        let git = |arguments: &[&str]| run(command("git", &["-C"]).arg(&source).args(arguments));
+        git(&["init", "--quiet"])?;
+        git(&["fetch", "--quiet", "--depth", "1", url, commit])?;
+        git(&["checkout", "--quiet", "--force", commit])?;
+        let own = root().join("xtask/src/bench_peers/ik");
+        let named = format!("-DIK={}", source.display());
+        run(command("cmake", &["-S"]).arg(own).arg("-B").arg(&build).arg(named))?;
+        run(command("cmake", &["--build"]).arg(&build).args(["--target", "speed", "--parallel"]))?;
+    }
+    Ok(program)
 }
 
 /// What is compared.
@@ -88,8 +129,8 @@ pub(crate) struct BenchPeers {
     /// Engines to compare with [default: all]
     #[arg(long)]
     peer: Vec<Peer>,
-    /// Numbers of threads
-    #[arg(long, default_values_t = [1, 2])]
+    /// Numbers of threads, such as 2,8,16
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2])]
     threads: Vec<usize>,
     /// Instruction set that Fornax is held to [default: the best of this machine]
     #[arg(long)]
@@ -103,7 +144,8 @@ pub(crate) struct BenchPeers {
 
 /// Alternates the engines for each model and number of threads, and writes the table.
 pub(crate) fn bench(args: &BenchPeers) -> Result<()> {
-    let peers = if args.peer.is_empty() { vec![Peer::Wheel, Peer::Native] } else { args.peer.clone() };
+    let peers =
+        if args.peer.is_empty() { vec![Peer::Wheel, Peer::Native, Peer::Ik] } else { args.peer.clone() };
     let peers = peers.into_iter().map(|peer| Ok((peer, peer.environment()?))).collect::<Result<Vec<_>>>()?;
     run(&mut command("cargo", &["build", "--release", "-p", "fornax-model", "--example", "speed"]))?;
     let speed = root().join("target/release/examples/speed");
@@ -123,9 +165,10 @@ pub(crate) fn bench(args: &BenchPeers) -> Result<()> {
                 let figures = figures(&speed, None, model, threads, simd)?;
                 let level = figures["simd"].as_str().unwrap_or_default().to_owned();
                 runs.add(model, threads, &level, "fornax", figures);
-                for (peer, python) in &peers {
-                    let mut figures = self::figures(python, Some(&peer.script()), model, threads, None)?;
-                    figures["version"] = peer_version(*peer, python)?.into();
+                for (peer, program) in &peers {
+                    let script = peer.script();
+                    let mut figures = self::figures(program, script.as_deref(), model, threads, None)?;
+                    figures["version"] = peer.version(program)?.into();
                     runs.add(model, threads, &level, peer.name(), figures);
                 }
                 runs.write()?;
@@ -133,11 +176,6 @@ pub(crate) fn bench(args: &BenchPeers) -> Result<()> {
         }
     }
     record(&runs)
-}
-
-fn peer_version(peer: Peer, python: &Path) -> Result<String> {
-    let script = format!("import importlib.metadata as m; print(m.version('{}'))", peer.package());
-    Ok(output(&mut command(&python.to_string_lossy(), &["-c", &script]))?.trim().to_owned())
 }
 
 /// Every run of the present commit.
@@ -216,24 +254,26 @@ fn figures(
 /// The rows of one model, number of threads and instruction set.
 fn rows(table: &mut String, runs: &Runs, case: &str) {
     let engine = |name: &str| runs.all.get(&format!("{case} {name}")).map(Vec::as_slice).unwrap_or_default();
-    let [ours, wheel, native] = ["fornax", "wheel", "native"].map(engine);
+    let engines = ["fornax", "wheel", "native", "ik"].map(engine);
     let mut words = case.split(' ');
     let [model, threads, simd] = [(); 3].map(|()| words.next().unwrap_or_default());
     for (key, figure, more_is_better) in FIGURES {
-        let [ours, wheel, native] =
-            [ours, wheel, native].map(|runs| median(runs.iter().filter_map(|run| run[key].as_f64())));
+        let medians = engines.map(|runs| median(runs.iter().filter_map(|run| run[key].as_f64())));
+        let [ours, wheel, native, ik] = medians;
         // NaN, where a peer was not run, loses both.
-        let best = if more_is_better { wheel.max(native) } else { wheel.min(native) };
+        let better_of = if more_is_better { f64::max } else { f64::min };
+        let best = better_of(better_of(wheel, native), ik);
         let better = if more_is_better { "times as many" } else { "of its" };
         let (ratio, digits) = (ours / best, if key == "load_s" { 2 } else { 1 });
         let shown = |value: f64| if value.is_nan() { "–".to_owned() } else { format!("{value:.digits$}") };
         // Writing to a string cannot fail.
         _ = writeln!(
             table,
-            "| {model} | {threads} | {figure} | {} ({simd}) | {} | {} | {ratio:.2} {better} |",
+            "| {model} | {threads} | {figure} | {} ({simd}) | {} | {} | {} | {ratio:.2} {better} |",
             shown(ours),
             shown(wheel),
-            shown(native)
+            shown(native),
+            shown(ik)
         );
     }
 }
@@ -247,14 +287,18 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 /// Replaces the table in the file.
 fn record(runs: &Runs) -> Result<()> {
     let mut table = String::from(
-        "| model | threads | figure | Fornax | wheel | native | ratio to the better |\n|---|---|---|---|---|---|---|\n",
+        "| model | threads | figure | Fornax | wheel | native | ik_llama.cpp | ratio to the best |\n\
+         |---|---|---|---|---|---|---|---|\n",
     );
     let cases: BTreeSet<&str> =
         runs.all.keys().filter_map(|key| key.rsplit_once(' ').map(|(case, _)| case)).collect();
     cases.into_iter().for_each(|case| rows(&mut table, runs, case));
     let peer = |peer: Peer| {
-        let one =
-            runs.all.iter().find(|(key, _)| key.ends_with(peer.name())).and_then(|(_, runs)| runs.first());
+        let one = runs
+            .all
+            .iter()
+            .find(|(key, _)| key.ends_with(&format!(" {}", peer.name())))
+            .and_then(|(_, runs)| runs.first());
         one.map_or("not run".to_owned(), |run| {
             let text = |name: &str| run[name].as_str().unwrap_or_default().to_owned();
             format!("{} {}, {}", peer.package(), text("version"), text("build"))
@@ -268,6 +312,7 @@ fn record(runs: &Runs) -> Result<()> {
         ("compiler", output(&mut command("rustc", &["--version"]))?.trim().to_owned()),
         ("wheel", peer(Peer::Wheel)),
         ("native", peer(Peer::Native)),
+        ("ik_llama.cpp", peer(Peer::Ik)),
         ("medians of", format!("at least {} alternations", rounds.min().unwrap_or_default())),
     ]);
     let mut section = format!("{}\n\n| | |\n|---|---|\n", MARKS.0);

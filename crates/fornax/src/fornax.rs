@@ -18,6 +18,7 @@ use fornax_model::{Adapter, Config};
 use fornax_text::{StopStrings, Tokenizer};
 
 use crate::answer::{Answer, Part, failed};
+use crate::device::Counted;
 use crate::open::Blueprint;
 use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
 use crate::sight::Eyes;
@@ -40,8 +41,8 @@ struct Shared {
     device: String,
     kind: Device,
     /// What the allocator counted when everything was loaded; nothing but adapters is allocated afterwards, in the room that
-    /// was planned for them.
-    usage: Usage,
+    /// was planned for them. And the threads.
+    counted: Counted,
     /// Made when the first form is asked for: the trie of a large vocabulary takes a moment and megabytes.
     grammars: OnceLock<Result<Arc<Grammars>, fornax_form::FormError>>,
     /// `None` only while it is dropped.
@@ -118,16 +119,16 @@ impl Fornax {
         }
         let (device, kind) = (blueprint.place.words(), blueprint.place.device());
         let (tell, told) = mpsc::channel();
-        let counted = Arc::new(Mutex::new(Usage::default()));
-        let usage = Arc::clone(&counted);
+        let counted = Arc::new(Mutex::new(Counted::default()));
+        let tell_counted = Arc::clone(&counted);
         let build = move || -> Result<Box<dyn Runner>, Error> {
             let mut progress = |loading| {
                 // Nobody listens any more only when the caller is gone, and then nothing is left to report to.
                 tell.send(loading).unwrap_or_default();
             };
-            let (runner, used) = blueprint.place.runner(&blueprint, vocab, &mut progress)?;
-            *usage.lock().unwrap_or_else(PoisonError::into_inner) = used;
-            Ok(runner)
+            let opened = blueprint.place.runner(&blueprint, vocab, &mut progress)?;
+            *tell_counted.lock().unwrap_or_else(PoisonError::into_inner) = opened.counted;
+            Ok(opened.runner)
         };
         let engine = thread::scope(|scope| {
             let spawned = scope.spawn(|| Engine::spawn(build, options));
@@ -137,7 +138,7 @@ impl Fornax {
             }
             spawned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
-        let usage = *counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = *counted.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = Shared {
             text,
             config,
@@ -145,7 +146,7 @@ impl Fornax {
             threads,
             device,
             kind,
-            usage,
+            counted,
             grammars: OnceLock::new(),
             engine: Some(engine),
         };
@@ -192,9 +193,15 @@ impl Fornax {
         self.shared.threads
     }
 
+    /// Of those, the ones that compute a step of few tokens, such as the next token of one request: where nobody said how
+    /// many threads there are, as many as were fastest when the model was loaded.
+    pub fn threads_for_few(&self) -> usize {
+        self.shared.counted.threads_for_few
+    }
+
     /// Bytes by purpose: as planned, and as the allocator counted them when everything was loaded.
     pub fn memory(&self) -> Memory {
-        Memory { planned: self.shared.plan.usage(), allocated: self.shared.usage }
+        Memory { planned: self.shared.plan.usage(), allocated: self.shared.counted.usage }
     }
 
     /// The plan that it was loaded by.

@@ -30,6 +30,8 @@ pub struct Shape {
     rope_base: u32,
     tied: bool,
     qkv_bias: bool,
+    /// Whether each head's query and key are normalised.
+    qk_norm: bool,
     /// What stands in place of attention in all layers but every fourth.
     delta: Option<Delta>,
     experts: Option<Mixture>,
@@ -57,16 +59,18 @@ const TAPS: u32 = 4;
 /// Every how manyth layer of a hybrid attends.
 const ATTENDS: u32 = 4;
 
-/// Experts of every layer, with one that every token takes.
+/// Experts of every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mixture {
     count: u32,
     chosen: u32,
     ffn: u32,
+    /// Whether there is one more that every token takes.
+    shared: bool,
 }
 
 /// Every shape that can be made.
-pub const SHAPES: [Shape; 11] = [
+pub const SHAPES: [Shape; 12] = [
     Shape {
         name: "tiny",
         architecture: "llama",
@@ -81,6 +85,7 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 10_000,
         tied: true,
         qkv_bias: false,
+        qk_norm: false,
         delta: None,
         experts: None,
     },
@@ -98,6 +103,7 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 100_000,
         tied: true,
         qkv_bias: false,
+        qk_norm: false,
         delta: None,
         experts: None,
     },
@@ -115,6 +121,7 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 1_000_000,
         tied: true,
         qkv_bias: true,
+        qk_norm: false,
         delta: None,
         experts: None,
     },
@@ -132,6 +139,7 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 1_000_000,
         tied: true,
         qkv_bias: true,
+        qk_norm: false,
         delta: None,
         experts: None,
     },
@@ -149,6 +157,7 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 1_000_000,
         tied: false,
         qkv_bias: true,
+        qk_norm: false,
         delta: None,
         experts: None,
     },
@@ -166,8 +175,27 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 500_000,
         tied: false,
         qkv_bias: false,
+        qk_norm: false,
         delta: None,
         experts: None,
+    },
+    Shape {
+        name: "qwen3-30b-a3b",
+        architecture: "qwen3moe",
+        layers: 48,
+        hidden: 2048,
+        ffn: 6144,
+        heads: 32,
+        heads_kv: 4,
+        head_dim: 128,
+        vocab: 151_936,
+        context: 32_768,
+        rope_base: 1_000_000,
+        tied: false,
+        qkv_bias: false,
+        qk_norm: true,
+        delta: None,
+        experts: Some(Mixture { count: 128, chosen: 8, ffn: 768, shared: false }),
     },
     Shape {
         name: "tiny-hybrid",
@@ -183,6 +211,7 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 10_000_000,
         tied: true,
         qkv_bias: false,
+        qk_norm: true,
         delta: Some(Delta { key: 2, value: 4, dim: 128 }),
         experts: None,
     },
@@ -200,8 +229,9 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 10_000_000,
         tied: false,
         qkv_bias: false,
+        qk_norm: true,
         delta: Some(Delta { key: 2, value: 4, dim: 128 }),
-        experts: Some(Mixture { count: 16, chosen: 4, ffn: 256 }),
+        experts: Some(Mixture { count: 16, chosen: 4, ffn: 256, shared: true }),
     },
     Shape {
         name: "qwen3.5-4b",
@@ -217,6 +247,7 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 10_000_000,
         tied: true,
         qkv_bias: false,
+        qk_norm: true,
         delta: Some(Delta { key: 16, value: 32, dim: 128 }),
         experts: None,
     },
@@ -234,6 +265,7 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 10_000_000,
         tied: false,
         qkv_bias: false,
+        qk_norm: true,
         delta: Some(Delta { key: 16, value: 48, dim: 128 }),
         experts: None,
     },
@@ -251,8 +283,9 @@ pub const SHAPES: [Shape; 11] = [
         rope_base: 10_000_000,
         tied: false,
         qkv_bias: false,
+        qk_norm: true,
         delta: Some(Delta { key: 16, value: 32, dim: 128 }),
-        experts: Some(Mixture { count: 256, chosen: 8, ffn: 512 }),
+        experts: Some(Mixture { count: 256, chosen: 8, ffn: 512, shared: true }),
     },
 ];
 
@@ -488,7 +521,7 @@ fn tensors(shape: &Shape, quant: Types) -> Vec<Tensor> {
                     typed(better(layer), name("attn_v.weight"), hidden, kv),
                     matrix(name("attn_output.weight"), query, hidden),
                 ]);
-                if hybrid.is_some() {
+                if shape.qk_norm {
                     let each = size(shape.head_dim);
                     tensors.extend(
                         ["attn_q_norm.weight", "attn_k_norm.weight"].map(|norm| vector(name(norm), each)),
@@ -502,18 +535,22 @@ fn tensors(shape: &Shape, quant: Types) -> Vec<Tensor> {
                 matrix(name("ffn_up.weight"), hidden, ffn),
                 typed(better(layer), name("ffn_down.weight"), ffn, hidden),
             ]),
-            Some(Mixture { count, ffn, .. }) => {
+            Some(Mixture { count, ffn, shared, .. }) => {
                 let ffn = size(ffn);
                 tensors.extend([
                     floats(name("ffn_gate_inp.weight"), hidden, Some(size(count))),
                     stacked(count, matrix(name("ffn_gate_exps.weight"), hidden, ffn)),
                     stacked(count, matrix(name("ffn_up_exps.weight"), hidden, ffn)),
                     stacked(count, typed(better(layer), name("ffn_down_exps.weight"), ffn, hidden)),
-                    floats(name("ffn_gate_inp_shexp.weight"), hidden, None),
-                    matrix(name("ffn_gate_shexp.weight"), hidden, ffn),
-                    matrix(name("ffn_up_shexp.weight"), hidden, ffn),
-                    typed(better(layer), name("ffn_down_shexp.weight"), ffn, hidden),
                 ]);
+                if shared {
+                    tensors.extend([
+                        floats(name("ffn_gate_inp_shexp.weight"), hidden, None),
+                        matrix(name("ffn_gate_shexp.weight"), hidden, ffn),
+                        matrix(name("ffn_up_shexp.weight"), hidden, ffn),
+                        typed(better(layer), name("ffn_down_shexp.weight"), ffn, hidden),
+                    ]);
+                }
             }
         }
         if shape.qkv_bias {
@@ -566,13 +603,15 @@ fn metadata(shape: &Shape, words: bool) -> Pairs {
             ("full_attention_interval", ATTENDS),
         ]);
     }
-    if let Some(Mixture { count, chosen, ffn }) = shape.experts {
+    if let Some(Mixture { count, chosen, ffn, shared }) = shape.experts {
         integers.extend([
             ("expert_count", count),
             ("expert_used_count", chosen),
             ("expert_feed_forward_length", ffn),
-            ("expert_shared_feed_forward_length", ffn),
         ]);
+        if shared {
+            integers.push(("expert_shared_feed_forward_length", ffn));
+        }
     }
     for (key, value) in integers {
         metadata.put(&own(key), Value::U32(value));

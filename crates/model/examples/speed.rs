@@ -1,11 +1,15 @@
-//! How fast a model file runs on the CPU, as one line of JSON: what `cargo xtask bench-peers` puts beside another
-//! engine.
+//! How fast a model file runs on the CPU, as one line of JSON for each number of threads: what `cargo xtask bench-peers`
+//! puts beside another engine.
 //!
-//! `cargo run --release -p fornax-model --example speed -- MODEL THREADS [SIMD]`
+//! `cargo run --release -p fornax-model --example speed -- MODEL THREADS,... [SIMD] [times]`
 //!
 //! Prefill: a prompt of 512 tokens in one step. Decode: 64 greedy tokens behind a prompt of 32. Streams: eight
 //! sequences, 32 greedy tokens each, behind prompts of 32. Each once, after a warm-up: whoever compares takes turns and
-//! medians.
+//! medians. The model is loaded once, for the most threads.
+//!
+//! With `times` each figure is followed by where its time went, a line for each operation: what a step spends in it, in
+//! how many regions that threads share, what of it the caller computed there, and what it then waited for the others.
+//! What is in none of them is computed by the caller alone.
 
 #![expect(
     clippy::unwrap_used,
@@ -14,7 +18,7 @@
 )]
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fornax_compute::cpu::{Cpu, CpuOptions, Simd};
 use fornax_compute::{
@@ -80,24 +84,61 @@ impl Rig {
     fn decode(&mut self, streams: usize, tokens: usize) -> f64 {
         self.prompt(streams, 32);
         let start = Instant::now();
+        self.decode_behind(streams, tokens);
+        (streams * tokens) as f64 / start.elapsed().as_secs_f64()
+    }
+
+    /// Behind prompts of 32.
+    fn decode_behind(&mut self, streams: usize, tokens: usize) {
         for token in 0..tokens {
             let sampled: Vec<_> = (0..streams as u32).map(|slot| vec![Token::Sampled(slot)]).collect();
             self.step(32 + token, &sampled, true);
         }
-        (streams * tokens) as f64 / start.elapsed().as_secs_f64()
     }
+}
+
+/// Runs it with every operation timed and prints what they took, a step.
+fn with_times(rig: &mut Rig, what: &str, steps: usize, run: impl Fn(&mut Rig)) {
+    rig.backend.start_times();
+    let start = Instant::now();
+    run(rig);
+    let all = start.elapsed();
+    let us = |time: Duration| time.as_secs_f64() * 1e6 / steps as f64;
+    println!("{what}, us a step on {} threads: {:.1}", rig.backend.threads_for_few(), us(all));
+    let mut times = rig.backend.times();
+    times.sort_by_key(|(_, time)| std::cmp::Reverse(time.all));
+    let between = all.saturating_sub(times.iter().map(|(_, time)| time.all).sum());
+    for (name, time) in times {
+        println!(
+            "  {name:<16} {:>9.1} in {:>6.1} calls, {:>6.1} regions: computed {:>9.1}, waited {:>8.1}, alone {:>8.1}",
+            us(time.all),
+            time.calls as f64 / steps as f64,
+            time.regions as f64 / steps as f64,
+            us(time.shared),
+            us(time.waited),
+            us(time.all.saturating_sub(time.shared + time.waited))
+        );
+    }
+    println!("  {:<16} {:>9.1}", "between them", us(between));
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    let threads = arguments[2].parse().unwrap();
-    let simd = arguments.get(3).map_or(Simd::detect(), |name| {
-        Simd::present().find(|simd| simd.name() == name).expect("an instruction set of this machine")
-    });
+    let threads: Vec<usize> = arguments[2].split(',').map(|count| count.parse().unwrap()).collect();
+    let (mut simd, mut timed) = (Simd::detect(), false);
+    for argument in &arguments[3..] {
+        match Simd::present().find(|simd| simd.name() == *argument) {
+            Some(named) => simd = named,
+            None if argument == "times" => timed = true,
+            None => panic!("{argument} is no instruction set of this machine"),
+        }
+    }
     let start = Instant::now();
     let checkpoint = Checkpoint::open(Path::new(&arguments[1])).unwrap();
     let config = Config::read(&checkpoint).unwrap();
-    let options = CpuOptions { threads, simd, tokens_max: 512, slots: STREAMS, ..CpuOptions::default() };
+    let most = threads.iter().copied().max().unwrap();
+    let options =
+        CpuOptions { threads: most, simd, tokens_max: 512, slots: STREAMS, ..CpuOptions::default() };
     let backend = Cpu::new(options).unwrap();
     let limits = Limits { tokens_max: 512, wanted_max: STREAMS };
     let model = load(&checkpoint, &config, &backend, limits, &mut |_, _| {}).unwrap();
@@ -109,21 +150,32 @@ fn main() {
     let load = start.elapsed().as_secs_f64();
     let mut rig = Rig { backend, model, kv, groups, vocab: config.vocab as u32 };
 
-    // Weights and caches are touched before anything counts.
-    rig.decode(1, 8);
-    let start = Instant::now();
-    rig.prompt(1, 512);
-    let prefill = 512.0 / start.elapsed().as_secs_f64();
-    let (decode, streams) = (rig.decode(1, 64), rig.decode(STREAMS, 32));
+    for threads in threads {
+        rig.backend.use_threads(threads);
+        // Weights and caches are touched before anything counts.
+        rig.decode(1, 8);
+        let start = Instant::now();
+        rig.prompt(1, 512);
+        let prefill = 512.0 / start.elapsed().as_secs_f64();
+        let (decode, streams) = (rig.decode(1, 64), rig.decode(STREAMS, 32));
+        println!(
+            "{{\"threads\": {threads}, \"load_s\": {load:.3}, \"prefill\": {prefill:.1}, \"decode\": {decode:.1}, \
+             \"streams\": {streams:.1}, \"resident_mib\": {:.1}, \"simd\": \"{}\"}}",
+            resident_kilobytes() / 1024.0,
+            simd.name()
+        );
+        if timed {
+            with_times(&mut rig, "a prompt of 512", 1, |rig| rig.prompt(1, 512));
+            rig.prompt(1, 32);
+            with_times(&mut rig, "decode", 64, |rig| rig.decode_behind(1, 64));
+            rig.prompt(STREAMS, 32);
+            with_times(&mut rig, "8 streams", 32, |rig| rig.decode_behind(STREAMS, 32));
+        }
+    }
+}
+
+fn resident_kilobytes() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kilobytes = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name));
-        line.and_then(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok()).unwrap_or(f64::NAN)
-    };
-    println!(
-        "{{\"load_s\": {load:.3}, \"prefill\": {prefill:.1}, \"decode\": {decode:.1}, \"streams\": {streams:.1}, \"resident_mib\": {:.1}, \
-         \"simd\": \"{}\"}}",
-        kilobytes("VmRSS") / 1024.0,
-        simd.name()
-    );
+    let line = status.lines().find(|line| line.starts_with("VmRSS"));
+    line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(f64::NAN)
 }

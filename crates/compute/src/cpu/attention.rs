@@ -1,7 +1,7 @@
 //! Attention over pages, and the writing of pages.
 //!
 //! A unit of work is a few consecutive tokens of one sequence and one K/V head with all query heads that share it, so
-//! that a page is read once for all of them. Each (token, query head) keeps a running softmax over the pages in
+//! that a page is read once for all of them; where that makes fewer units than threads, with some of those heads. Each (token, query head) keeps a running softmax over the pages in
 //! order. A page is a block of keys aligned to absolute positions, and what a query sees of it depends on the query's
 //! position alone: so a token's result is the same bits whichever tokens are computed beside it.
 //!
@@ -15,6 +15,8 @@
     clippy::needless_range_loop,
     reason = "one index goes through registers, queries and keys together"
 )]
+
+use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -36,6 +38,10 @@ use crate::{Heads, KV_BLOCK, KvDType, PAGE_TOKENS, PageId, float8};
 pub(super) const UNIT_TOKENS: usize = 16;
 /// From this many queries on a page is widened once instead of by each few of them.
 const WIDEN_QUERIES: usize = 9;
+/// Values of a head's keys or values that one thread stores: as f16 a line of the cache.
+const SHARE_VALUES: usize = 32;
+/// From this many tokens on threads share the storing.
+const SHARED_TOKENS: usize = 4;
 /// Values of a head that one register, or pair of registers, holds.
 pub(super) const LANES: usize = 16;
 
@@ -43,6 +49,13 @@ pub(super) const LANES: usize = 16;
 pub(super) fn scratch_values(heads: Heads) -> usize {
     2 * PAGE_TOKENS * heads.dim
         + UNIT_TOKENS * (heads.query / heads.kv) * (2 * heads.dim + size_of::<Running>() / size_of::<f32>())
+}
+
+/// Into how many parts the query heads of a K/V head are cut, so that there are as many units as threads: parts of the
+/// same size, for each part reads the page anew.
+fn parts(shared: usize, units: usize, threads: usize) -> usize {
+    let enough = |parts: &usize| shared.is_multiple_of(*parts) && units * parts >= threads;
+    (1..=shared).find(enough).unwrap_or(shared)
 }
 
 /// One layer's attention.
@@ -140,21 +153,26 @@ impl Layer<'_> {
         let units = step.units();
         let scratch_len = scratch.len() / pool.threads();
         let (scratch, out) = (Disjoint::new(scratch), Disjoint::new(out));
+        let shared = self.heads.query / self.heads.kv;
+        let parts = parts(shared, units.len() * self.heads.kv, pool.used());
+        let each = shared / parts;
+        let sharings = self.heads.kv * parts;
         // Later units of a sequence see more keys: starting with them evens out the end.
-        let items = units.len() * self.heads.kv;
-        pool.for_each_claimed(items, |thread, item| {
-            let (unit, head) = (&units[units.len() - 1 - item / self.heads.kv], item % self.heads.kv);
+        pool.for_each_claimed(units.len() * sharings, |thread, item| {
+            let (unit, head) = (&units[units.len() - 1 - item / sharings], item % sharings / parts);
+            let first = item % parts * each;
+            let heads = head * shared + first..head * shared + first + each;
             // SAFETY: each thread takes its own stretch.
             let scratch = unsafe { scratch.part(thread * scratch_len..(thread + 1) * scratch_len) };
             let table = step.table(unit.row, self.group);
             let row = step.rows()[unit.row];
             let lasts = step.lasts().get(unit.tokens.first..unit.tokens.first + unit.tokens.len);
             let sees = Sees { row_end: row.start + row.len, lasts };
-            self.attend_unit(simd, &unit.tokens, sees, table, head, qkv, scratch, &out);
+            self.attend_unit(simd, &unit.tokens, sees, table, heads, qkv, scratch, &out);
         });
     }
 
-    /// One unit: `tokens` consecutive tokens of a sequence, the query heads of one K/V head.
+    /// One unit: `tokens` consecutive tokens of a sequence, some query heads of one K/V head.
     #[expect(clippy::too_many_arguments, reason = "a leaf of the one loop above, which made them all")]
     fn attend_unit(
         &self,
@@ -162,20 +180,20 @@ impl Layer<'_> {
         tokens: &StepRow,
         sees: Sees<'_>,
         table: &[PageId],
-        head: usize,
+        heads: Range<usize>,
         qkv: &[f32],
         scratch: &mut [f32],
         out: &Disjoint<'_, f32>,
     ) {
         let Heads { query, kv, dim } = self.heads;
-        let shared = query / kv;
+        let (head, shared) = (heads.start / (query / kv), heads.len());
         let count = tokens.len * shared;
         let (wide_keys, rest) = scratch.split_at_mut(PAGE_TOKENS * dim);
         let (wide_values, rest) = rest.split_at_mut(PAGE_TOKENS * dim);
         let (values, rest) = rest.split_at_mut(count * dim);
         let (outputs, rest) = rest.split_at_mut(count * dim);
         for (token, values) in values.chunks_exact_mut(shared * dim).enumerate() {
-            let at = (tokens.first + token) * self.columns + head * shared * dim;
+            let at = (tokens.first + token) * self.columns + heads.start * dim;
             for (value, query) in values.iter_mut().zip(&qkv[at..]) {
                 *value = query * self.scale;
             }
@@ -185,7 +203,7 @@ impl Layer<'_> {
         if let Some(sinks) = self.sinks {
             // A sink is the first to be seen, with a value of nothing.
             for states in states.chunks_exact_mut(shared) {
-                for (state, &sink) in states.iter_mut().zip(&sinks[head * shared..]) {
+                for (state, &sink) in states.iter_mut().zip(&sinks[heads.start..]) {
                     *state = Running { max: sink, sum: 1.0 };
                 }
             }
@@ -244,7 +262,7 @@ impl Layer<'_> {
             }
         }
         for (token, from) in queries.outputs.chunks_exact(shared * dim).enumerate() {
-            let at = (tokens.first + token) * query * dim + head * shared * dim;
+            let at = (tokens.first + token) * query * dim + heads.start * dim;
             // SAFETY: no two units share a token and a head, and a unit looks at one token at a time.
             let to = unsafe { out.part(at..at + shared * dim) };
             let states = &queries.states[token * shared..][..shared];
@@ -278,7 +296,7 @@ impl<'a> Page<'a> {
         match simd {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the backend was made for a processor with AVX2.
-            Simd::Avx2 | Simd::Avx512 => unsafe { decode_avx2(self, dim, keys, values) },
+            Simd::Avx2 | Simd::Avx512 | Simd::Amx => unsafe { decode_avx2(self, dim, keys, values) },
             _ => decode(self, dim, keys, values),
         }
         let (keys, values) = (bytemuck::cast_slice(keys), bytemuck::cast_slice(values));
@@ -302,7 +320,7 @@ impl<'a> Page<'a> {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 if dim.is_multiple_of(LANES) => {
+            Simd::Avx512 | Simd::Amx if dim.is_multiple_of(LANES) => {
                 for first in (0..count).step_by(4) {
                     let mut some = queries.part(first..count.min(first + 4));
                     // SAFETY: the backend was made for a processor with AVX-512; lengths are asserted above.
@@ -638,15 +656,19 @@ pub(super) struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Stores every token's keys and values. Threads divide the heads, so whatever the page tables say, no two of
-    /// them write to one place.
+    /// Stores every token's keys and values. Threads divide the heads and their values, so whatever the page tables say,
+    /// no two of them write to one place.
     pub(super) fn write(mut self, pool: &Pool, step: &Slot, qkv: &[f32]) {
         let Heads { query, kv, dim } = self.heads;
         let pages = Disjoint::new(std::mem::take(&mut self.pages));
-        // SAFETY: what is asked for lies in one head's stretch of a page: no other thread touches that, and no two
+        // SAFETY: what is asked for belongs to one share of one head in a page: no other thread touches that, and no two
         // parts of it are held at a time.
         let room = |to: usize, bytes: usize| unsafe { pages.part(to..to + bytes) };
-        let write_heads = |heads: std::ops::Range<usize>| {
+        // Codes have scales that several values share.
+        let coded = matches!(self.dtype, KvDType::Q8_0 | KvDType::F8);
+        let shares = if coded { 1 } else { dim.div_ceil(SHARE_VALUES) };
+        // Share after share of head after head.
+        let write_shares = |mine: Range<usize>| {
             for (index, row) in step.rows().iter().enumerate() {
                 let table = step.table(index, self.group);
                 for token in 0..row.len {
@@ -655,7 +677,7 @@ impl Writer<'_> {
                         continue;
                     }
                     let qkv = &qkv[(row.first + token) * self.heads.qkv_columns()..];
-                    for head in heads.clone() {
+                    for (head, share) in mine.clone().map(|item| (item / shares, item % shares)) {
                         let key = &qkv[(query + head) * dim..][..dim];
                         let value = &qkv[(query + kv + head) * dim..][..dim];
                         let keys = self.geometry.keys(table[page], head);
@@ -669,28 +691,38 @@ impl Writer<'_> {
                             continue;
                         }
                         let (bytes, token_bytes) = (self.dtype.bytes_of(1), self.geometry.token_bytes);
+                        let these = share * SHARE_VALUES..dim.min((share + 1) * SHARE_VALUES);
                         // As f32, so that it is aligned for every type.
-                        let mut stored = [0.0_f32; LANES];
+                        let mut stored = [0.0_f32; SHARE_VALUES];
                         let stored: &mut [u8] = bytemuck::cast_slice_mut(&mut stored);
-                        for (chunk, key) in key.chunks(LANES).enumerate() {
-                            let stored = &mut stored[..key.len() * bytes];
-                            narrow(self.dtype, key, stored);
-                            for (i, value) in stored.chunks_exact(bytes).enumerate() {
-                                let to = keys + ((chunk * LANES + i) * PAGE_TOKENS + at) * bytes;
-                                room(to, bytes).copy_from_slice(value);
-                            }
+                        let stored = &mut stored[..these.len() * bytes];
+                        narrow(self.dtype, &key[these.clone()], stored);
+                        let lines = PAGE_TOKENS * bytes;
+                        let keys = keys + these.start * lines + at * bytes;
+                        match bytes {
+                            2 => scatter::<2>(stored, |i| room(keys + i * lines, 2)),
+                            _ => scatter::<4>(stored, |i| room(keys + i * lines, 4)),
                         }
-                        narrow(self.dtype, value, room(values + at * token_bytes, token_bytes));
+                        let to = values + at * token_bytes + these.start * bytes;
+                        narrow(self.dtype, &value[these.clone()], room(to, these.len() * bytes));
                     }
                 }
             }
         };
-        // A token or two are not worth waking anybody.
-        if step.tokens().len() < UNIT_TOKENS {
-            write_heads(0..kv);
+        // A token or two are not worth telling anybody.
+        if step.tokens().len() < SHARED_TOKENS {
+            write_shares(0..kv * shares);
         } else {
-            pool.for_each(kv, |_, heads| write_heads(heads));
+            pool.for_each(kv * shares, |_, mine| write_shares(mine));
         }
+    }
+}
+
+/// Writes each number, of so many bytes, where `room` says.
+#[inline(always)]
+fn scatter<'p, const BYTES: usize>(stored: &[u8], room: impl Fn(usize) -> &'p mut [u8]) {
+    for (i, number) in stored.as_chunks::<BYTES>().0.iter().enumerate() {
+        *room(i).as_mut_array::<BYTES>().expect("room for one") = *number;
     }
 }
 

@@ -68,6 +68,51 @@ pub(super) fn for_each_row<T: Send>(
     });
 }
 
+/// Runs `body(row index, columns, their values)` over stretches of the rows of `values`, in parallel where there are
+/// enough of them: for what looks at single values.
+pub(super) fn for_each_stretch<T: Send>(
+    pool: &Pool,
+    values: &mut [T],
+    columns: usize,
+    body: impl Fn(usize, Range<usize>, &mut [T]) + Sync,
+) {
+    /// A stretch takes about as long as telling somebody of it.
+    const STRETCH: usize = 2048;
+    if columns <= STRETCH || values.len() < GRAIN_VALUES {
+        return for_each_row(pool, values, columns, |row, values| body(row, 0..columns, values));
+    }
+    assert!(values.len().is_multiple_of(columns), "{} values in rows of {columns}", values.len());
+    let (rows, stretches) = (values.len() / columns, columns.div_ceil(STRETCH));
+    let values = Disjoint::new(values);
+    pool.for_each(rows * stretches, |_, items| {
+        for item in items {
+            let (row, start) = (item / stretches, item % stretches * STRETCH);
+            let these = start..columns.min(start + STRETCH);
+            // SAFETY: the pool hands out each stretch once.
+            let part = unsafe { values.part(row * columns + these.start..row * columns + these.end) };
+            body(row, these, part);
+        }
+    });
+}
+
+/// Runs `body(row index, row)` over the rows, every row by itself: for rows that take microseconds, however short they are.
+pub(super) fn for_each_slow_row<T: Send>(
+    pool: &Pool,
+    values: &mut [T],
+    columns: usize,
+    body: impl Fn(usize, &mut [T]) + Sync,
+) {
+    assert!(values.len().is_multiple_of(columns.max(1)), "{} values in rows of {columns}", values.len());
+    let rows = values.len().checked_div(columns).unwrap_or(0);
+    let values = Disjoint::new(values);
+    pool.for_each(rows, |_, mine| {
+        for row in mine {
+            // SAFETY: the pool hands out each row once.
+            body(row, unsafe { values.part(row * columns..(row + 1) * columns) });
+        }
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,7 +125,15 @@ mod tests {
             for_each_row(&pool, &mut values, columns, |index, row| {
                 row.iter_mut().for_each(|value| *value += index + 1);
             });
-            let wanted = (0..rows).flat_map(|row| std::iter::repeat_n(row + 1, columns));
+            for_each_slow_row(&pool, &mut values, columns, |index, row| {
+                row.iter_mut().for_each(|value| *value += index + 1);
+            });
+            for_each_stretch(&pool, &mut values, columns, |index, these, part| {
+                assert_eq!(these.len(), part.len());
+                part.iter_mut().zip(these).for_each(|(value, column)| *value += (index + 1) * (column + 1));
+            });
+            let value = |row: usize, column: usize| (row + 1) * (column + 3);
+            let wanted = (0..rows).flat_map(|row| (0..columns).map(move |column| value(row, column)));
             assert!(values.into_iter().eq(wanted), "{rows} x {columns}");
         }
     }

@@ -1,6 +1,6 @@
 //! Activations of a feed-forward, gated and not, and other functions of single values.
 
-use super::disjoint::for_each_row;
+use super::disjoint::{for_each_row, for_each_stretch};
 use super::exp::{exp, tanh};
 use super::pool::Pool;
 use super::quant::Simd;
@@ -8,13 +8,17 @@ use crate::{Glu, Pointwise};
 
 /// `out` = `activation(gate) * up`, where a row of `gate_up` is all gates, then all ups. `columns` counts `out`'s.
 pub(super) fn glu(pool: &Pool, simd: Simd, kind: Glu, columns: usize, gate_up: &[f32], out: &mut [f32]) {
-    for_each_row(pool, out, columns, |row, out| {
+    for_each_stretch(pool, out, columns, |row, these, out| {
         let (gate, up) = gate_up[row * 2 * columns..][..2 * columns].split_at(columns);
+        let (gate, up) = (&gate[these.clone()], &up[these]);
         match simd {
             Simd::Scalar => glu_row(kind, gate, up, out),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the backend was made for a processor with AVX2.
-            Simd::Avx2 | Simd::Avx512 => unsafe { glu_row_avx2(kind, gate, up, out) },
+            Simd::Avx2 => unsafe { glu_row_avx2(kind, gate, up, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the backend was made for a processor with AVX-512.
+            Simd::Avx512 | Simd::Amx => unsafe { glu_row_avx512(kind, gate, up, out) },
             #[cfg(target_arch = "aarch64")]
             Simd::Neon | Simd::Dotprod | Simd::I8mm => glu_row(kind, gate, up, out),
         }
@@ -35,7 +39,7 @@ pub(super) fn beside<'a>(
             Simd::Scalar => beside_row(kind, up, gate),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the backend was made for a processor with AVX2.
-            Simd::Avx2 | Simd::Avx512 => unsafe { beside_row_avx2(kind, up, gate) },
+            Simd::Avx2 | Simd::Avx512 | Simd::Amx => unsafe { beside_row_avx2(kind, up, gate) },
             #[cfg(target_arch = "aarch64")]
             Simd::Neon | Simd::Dotprod | Simd::I8mm => beside_row(kind, up, gate),
         }
@@ -48,7 +52,7 @@ pub(super) fn pointwise(pool: &Pool, simd: Simd, function: Pointwise, columns: u
         Simd::Scalar => pointwise_row(function, x),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the backend was made for a processor with AVX2.
-        Simd::Avx2 | Simd::Avx512 => unsafe { pointwise_row_avx2(function, x) },
+        Simd::Avx2 | Simd::Avx512 | Simd::Amx => unsafe { pointwise_row_avx2(function, x) },
         #[cfg(target_arch = "aarch64")]
         Simd::Neon | Simd::Dotprod | Simd::I8mm => pointwise_row(function, x),
     });
@@ -191,6 +195,12 @@ fn relu(x: f32) -> f32 {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn glu_row_avx2(kind: Glu, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    glu_row(kind, gate, up, out);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
+fn glu_row_avx512(kind: Glu, gate: &[f32], up: &[f32], out: &mut [f32]) {
     glu_row(kind, gate, up, out);
 }
 

@@ -237,7 +237,7 @@ impl Group<'_> {
             Simd::Avx2 => unsafe { score_avx2(rows, self.values, seen.clone(), &mut scores) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the backend was made for a processor with AVX-512; lengths are asserted above.
-            Simd::Avx512 => unsafe { score_avx512(rows, self.values, seen.clone(), &mut scores) },
+            Simd::Avx512 | Simd::Amx => unsafe { score_avx512(rows, self.values, seen.clone(), &mut scores) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: the backend was made for a processor with NEON; lengths are asserted above.
             Simd::Neon | Simd::Dotprod | Simd::I8mm => unsafe {
@@ -269,7 +269,9 @@ impl Group<'_> {
             Simd::Avx2 => unsafe { read_avx2(rows, &weights, &shrinks, seen, lanes, self.read) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Simd::Avx512 => unsafe { read_avx512(rows, &weights, &shrinks, seen, lanes, self.read) },
+            Simd::Avx512 | Simd::Amx => unsafe {
+                read_avx512(rows, &weights, &shrinks, seen, lanes, self.read)
+            },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
             Simd::Neon | Simd::Dotprod | Simd::I8mm => unsafe {

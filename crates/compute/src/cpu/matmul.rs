@@ -4,6 +4,10 @@
 //! are laid out in panels once, a pass of rows at a time, as many as stay in the second cache; then a thread takes one
 //! group of sixteen weight rows after the other, which stays in the first cache while all panels pass over it. Neither
 //! passes nor panels nor threads touch the order inside one product: that is the format's own.
+//!
+//! A stack of matrices of which each has rows of its own, such as experts, is multiplied in one go: threads divide the
+//! groups of all matrices. One after the other would be a region for each, which with many threads takes longer than
+//! the products of a row.
 
 use std::ops::Range;
 
@@ -22,8 +26,11 @@ use super::quant::{
 const EXPANDED_COLUMNS: usize = 512;
 /// The most activation rows of a pass: their products with a group, 64 KB, fit a thread's scratch.
 const PASS_ROWS_MAX: usize = 1024;
-/// Below this many values the activations are laid out by the caller alone: waking others takes longer.
-const GRAIN_VALUES: usize = 8192;
+/// Below this many values the activations are laid out by the caller alone: telling others takes longer, a microsecond
+/// on a machine of sixteen cores.
+const GRAIN_VALUES: usize = 3072;
+/// Columns of a panel that one thread lays out at once; whole blocks.
+const STRETCH_COLUMNS: usize = 256;
 
 /// The most activation rows that a head takes at once: their panels and products stay in the second cache.
 const HEAD_ROWS_MAX: usize = 64;
@@ -56,9 +63,31 @@ pub(super) struct Multiplier<'a> {
     pub(super) scratch: &'a mut Block,
 }
 
+/// Rows of activations, and the matrix that they meet.
+#[derive(Clone)]
+struct Product<'a> {
+    weight: Matrix<'a>,
+    /// Of the activations and of the results alike.
+    rows: Range<usize>,
+}
+
 impl Multiplier<'_> {
     /// `out[r][n]` = sum over k of `x[r][k] * weight[n][k]`.
     pub(super) fn multiply(&mut self, weight: Matrix<'_>, x: &[f32], out: &mut [f32]) {
+        let rows = x.len() / weight.columns.max(1);
+        self.multiply_all(weight, 1, std::iter::once((0, 0..rows)), x, out);
+    }
+
+    /// The same where `weight` is `count` matrices stacked: each that is named takes its own rows of `x` and `out`. The
+    /// rows of all follow each other.
+    pub(super) fn multiply_all<'a>(
+        &mut self,
+        weight: Matrix<'a>,
+        count: usize,
+        taken: impl Iterator<Item = (usize, Range<usize>)>,
+        x: &[f32],
+        out: &mut [f32],
+    ) {
         if x.is_empty() || out.is_empty() {
             return;
         }
@@ -71,14 +100,48 @@ impl Multiplier<'_> {
             eights: weight.parts.iter().any(takes_eights),
         };
         let stored = weight.parts.iter().all(|part| part.format.kernels.is_none());
-        let rows = forms.rows(self.panels.bytes().len());
-        for (x, out) in x.chunks(rows * weight.columns).zip(out.chunks_mut(rows * weight.rows)) {
-            if stored {
-                self.multiply_stored(weight, &forms, x, out);
-            } else {
-                self.multiply_packed(weight, &forms, x, out);
+        let room = forms.rows(self.panels.bytes().len());
+        let out_columns = weight.rows / count;
+        // A pass: as many rows as there is room for, of one matrix or of several.
+        let mut pass: Vec<Product<'a>> = Vec::new();
+        let mut compute = |pass: &mut Vec<Product<'a>>| {
+            let (Some(first), Some(last)) = (pass.first(), pass.last()) else { return };
+            let all = first.rows.start..last.rows.end;
+            let x = &x[all.start * weight.columns..all.end * weight.columns];
+            let out = &mut out[all.start * out_columns..all.end * out_columns];
+            for product in &mut *pass {
+                product.rows = product.rows.start - all.start..product.rows.end - all.start;
+            }
+            self.multiply_packed(&forms, pass, x, out);
+            pass.clear();
+        };
+        if stored {
+            for (index, rows) in taken {
+                let x = &x[rows.start * weight.columns..rows.end * weight.columns];
+                let out = &mut out[rows.start * out_columns..rows.end * out_columns];
+                for (x, out) in x.chunks(room * weight.columns).zip(out.chunks_mut(room * out_columns)) {
+                    self.multiply_stored(weight.stacked(index, count), &forms, x, out);
+                }
+            }
+            return;
+        }
+        for (index, rows) in taken {
+            let matrix = weight.stacked(index, count);
+            let mut start = rows.start;
+            while start < rows.end {
+                let begun = pass.first().map_or(start, |first| first.rows.start);
+                // What a matrix has beyond a pass begins a pass of its own, so that its panels are wide.
+                let left = room - (start - begun);
+                if left == 0 || (left < rows.end - start && !pass.is_empty()) {
+                    compute(&mut pass);
+                    continue;
+                }
+                let end = rows.end.min(start + left);
+                pass.push(Product { weight: matrix, rows: start..end });
+                start = end;
             }
         }
+        compute(&mut pass);
     }
 
     /// The specification: a product at a time, of rows as they are stored.
@@ -125,54 +188,89 @@ impl Multiplier<'_> {
         }
     }
 
-    fn multiply_packed(&mut self, weight: Matrix<'_>, forms: &Forms, x: &[f32], out: &mut [f32]) {
-        let (pool, simd) = (self.pool, self.simd);
-        let rows = x.len() / weight.columns;
+    /// The products of a pass, whose rows are all of `x` and of `out`.
+    fn multiply_packed(&mut self, forms: &Forms, products: &[Product<'_>], x: &[f32], out: &mut [f32]) {
+        let (pool, simd, columns) = (self.pool, self.simd, forms.columns);
+        let rows = x.len() / columns;
         let f32_kernels = f32_kernels(simd).expect("packed weights have kernels");
         let (integers, floats) = self.panels.bytes_mut().split_at_mut(rows * forms.integer_bytes());
         let (floats, eights) = bytemuck::cast_slice_mut(floats).split_at_mut(rows * forms.float_values());
         let eights: &mut [f32] = &mut eights[..rows * forms.eight_values()];
-        let panels = Panels { rows, width_max: f32_kernels.width_max };
+        let (bytes, values, of_eights) =
+            (forms.integer_bytes(), forms.float_values(), forms.eight_values());
+        let width_max =
+            forms.width_max(products.iter().flat_map(|product| product.weight.parts), f32_kernels);
+        let panels_of = |product: &Product<'_>| Panels { rows: product.rows.len(), width_max };
 
         let (integer_parts, float_parts) = (Disjoint::new(integers), Disjoint::new(floats));
         let eight_parts = Disjoint::new(eights);
-        let lay_out = |first: usize, width: usize| {
-            let x = &x[first * weight.columns..][..width * weight.columns];
-            let end = first + width;
-            let (bytes, values, eights) = (forms.integer_bytes(), forms.float_values(), forms.eight_values());
-            // SAFETY: panels do not overlap, and each is laid out once.
+        let lay_out = |first: usize, width: usize, stretch: Range<usize>| {
+            let x = &x[first * columns..][..width * columns];
+            let part = forms.of_panel(width, &stretch);
+            let behind = |start: usize, part: &Range<usize>| start + part.start..start + part.end;
+            // SAFETY: panels do not overlap, nor do their stretches, and each is laid out once.
             let panel = unsafe {
                 Panel {
-                    integers: integer_parts.part(first * bytes..end * bytes),
-                    floats: float_parts.part(first * values..end * values),
-                    eights: eight_parts.part(first * eights..end * eights),
+                    integers: integer_parts.part(behind(first * bytes, &part.integers)),
+                    floats: float_parts.part(behind(first * values, &part.floats)),
+                    eights: eight_parts.part(behind(first * of_eights, &part.eights)),
                 }
             };
-            forms.lay_out(simd, x, width, panel);
+            forms.lay_out(simd, x, width, stretch, panel);
         };
-        if x.len() < GRAIN_VALUES {
-            panels.all().for_each(|(first, width)| lay_out(first, width));
+        let all = products.iter().flat_map(|product| {
+            panels_of(product).all().map(|(first, width)| (product.rows.start + first, width))
+        });
+        if x.len() < GRAIN_VALUES || pool.used() == 1 {
+            all.for_each(|(first, width)| lay_out(first, width, 0..columns));
         } else {
-            let all: Vec<_> = panels.all().collect();
-            pool.for_each(all.len(), |_, mine| {
-                all[mine].iter().for_each(|&(first, width)| lay_out(first, width))
+            let each = forms.stretch_columns();
+            let (all, stretches) = (all.collect::<Vec<_>>(), columns.div_ceil(each));
+            pool.for_each(all.len() * stretches, |_, mine| {
+                for item in mine {
+                    let (first, width) = all[item / stretches];
+                    let start = item % stretches * each;
+                    lay_out(first, width, start..columns.min(start + each));
+                }
             });
         }
 
         let scratch: &mut [f32] = self.scratch.values_mut();
         let scratch_values = scratch.len() / pool.threads();
         let (scratch, out) = (Disjoint::new(scratch), Disjoint::new(out));
-        let inputs = Inputs { forms, panels, integers, floats, eights, f32_kernels };
         let integer = self.activations == Activations::Integer;
-        pool.for_each(weight.parts.iter().map(WeightPart::groups).sum(), |thread, mine| {
+        // Behind each product's last group, counted over all.
+        let mut end = 0;
+        let ends = products.iter().map(|product| {
+            end += product.weight.parts.iter().map(WeightPart::groups).sum::<usize>();
+            end
+        });
+        let ends: Vec<usize> = ends.collect();
+        pool.for_each(end, |thread, mine| {
             // SAFETY: each thread takes its own stretch.
             let scratch = unsafe { scratch.part(thread * scratch_values..(thread + 1) * scratch_values) };
-            inputs.multiply_groups(weight, mine, integer, scratch, |row, columns, products| {
-                let at = row * weight.rows;
-                // SAFETY: threads have different groups, and a thread stores one row at a time.
-                let out = unsafe { out.part(at + columns.start..at + columns.end) };
-                out.copy_from_slice(&products[..out.len()]);
-            });
+            let mut start = mine.start;
+            while start < mine.end {
+                let at = ends.partition_point(|end| *end <= start);
+                let (Product { weight, rows }, first) =
+                    (&products[at], at.checked_sub(1).map_or(0, |at| ends[at]));
+                let groups = start - first..mine.end.min(ends[at]) - first;
+                let inputs = Inputs {
+                    forms,
+                    panels: panels_of(&products[at]),
+                    integers: &integers[rows.start * bytes..rows.end * bytes],
+                    floats: &floats[rows.start * values..rows.end * values],
+                    eights: &eights[rows.start * of_eights..rows.end * of_eights],
+                    f32_kernels,
+                };
+                inputs.multiply_groups(*weight, groups, integer, scratch, |row, columns, products| {
+                    let at = (rows.start + row) * weight.rows;
+                    // SAFETY: threads have different groups, and a thread stores one row at a time.
+                    let out = unsafe { out.part(at + columns.start..at + columns.end) };
+                    out.copy_from_slice(&products[..out.len()]);
+                });
+                start = mine.end.min(ends[at]);
+            }
         });
     }
 
@@ -236,7 +334,8 @@ impl Multiplier<'_> {
                 for (row, to) in gathered.chunks_exact_mut(columns).enumerate() {
                     to.copy_from_slice(x.share(first + row, head, heads, columns));
                 }
-                let panels = Panels { rows, width_max: f32_kernels.width_max };
+                let width_max = forms.width_max(matrix.parts.iter(), f32_kernels);
+                let panels = Panels { rows, width_max };
                 let (bytes, values, of_eights) =
                     (forms.integer_bytes(), forms.float_values(), forms.eight_values());
                 for (first, width) in panels.all() {
@@ -247,7 +346,7 @@ impl Multiplier<'_> {
                         floats: &mut floats[first * values..end * values],
                         eights: &mut eights[first * of_eights..end * of_eights],
                     };
-                    forms.lay_out(simd, x, width, panel);
+                    forms.lay_out(simd, x, width, 0..columns, panel);
                 }
                 let inputs = Inputs { forms: &forms, panels, integers, floats, eights, f32_kernels };
                 let groups = 0..matrix.parts.iter().map(WeightPart::groups).sum();
@@ -291,6 +390,11 @@ struct Panels {
 }
 
 impl Panels {
+    /// The rows in panels of the first width, which come first.
+    fn wide_rows(self) -> usize {
+        if self.width_max < WIDTHS[0] { 0 } else { self.rows / WIDTHS[0] * WIDTHS[0] }
+    }
+
     /// (first row, width) of each.
     fn all(self) -> impl Iterator<Item = (usize, usize)> {
         let mut first = 0;
@@ -340,6 +444,24 @@ impl Forms {
         usize::from(self.eights) * self.columns.next_multiple_of(2)
     }
 
+    /// Columns of a panel that one thread lays out at once. What 8-bit floats are scaled by follows from a whole row.
+    fn stretch_columns(&self) -> usize {
+        if self.eights { self.columns } else { STRETCH_COLUMNS }
+    }
+
+    /// The widest panels that these parts take, in every form at once.
+    fn width_max<'a>(
+        &self,
+        parts: impl Iterator<Item = &'a WeightPart>,
+        f32_kernels: &'static Kernels,
+    ) -> usize {
+        let widths = parts.filter_map(|part| Some(part.format.kernels?.width_max)).min();
+        match widths {
+            Some(width) if !self.floats && !self.eights => width,
+            _ => f32_kernels.width_max,
+        }
+    }
+
     /// Rows of a pass: what the room holds, in whole panels where it can.
     fn rows(&self, room: usize) -> usize {
         let values = self.float_values() + self.eight_values();
@@ -348,10 +470,28 @@ impl Forms {
         if rows < WIDTHS[0] { rows } else { rows / WIDTHS[0] * WIDTHS[0] }
     }
 
-    /// Writes a panel of `width` rows in every form.
-    fn lay_out(&self, simd: Simd, x: &[f32], width: usize, panel: Panel<'_>) {
+    /// Where some columns of a panel of `width` rows lie in it, in each form.
+    fn of_panel(&self, width: usize, columns: &Range<usize>) -> PanelPart {
+        let blocks = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
+        let integers = if self.integers { width * PANEL_BLOCK_BYTES } else { 0 };
+        // The last columns are followed by what makes them even.
+        let values = |row_values: usize| {
+            let end = if columns.end == self.columns { row_values } else { columns.end };
+            if row_values > 0 { columns.start * width..end * width } else { 0..0 }
+        };
+        PanelPart {
+            integers: blocks.start * integers..blocks.end * integers,
+            floats: values(self.float_values()),
+            eights: values(self.eight_values()),
+        }
+    }
+
+    /// Writes some columns of a panel of `width` rows in every form, each into its own part of the panel. The columns
+    /// begin with a whole block; they are all where there are 8-bit floats.
+    fn lay_out(&self, simd: Simd, x: &[f32], width: usize, columns: Range<usize>, panel: Panel<'_>) {
         let Panel { integers, floats, eights } = panel;
         for (row, x) in x.chunks(self.columns).enumerate() {
+            let x = &x[columns.clone()];
             if self.integers {
                 quantize(simd, x, |index, block| store_block(simd, integers, width, row, index, block));
             }
@@ -370,10 +510,19 @@ impl Forms {
         }
         for (panel, is) in [(floats, self.floats), (eights, self.eights)] {
             if is {
-                panel[self.columns * width..].fill(0.0);
+                panel[columns.len() * width..].fill(0.0);
             }
         }
     }
+}
+
+/// A part of a panel, by form.
+struct PanelPart {
+    /// Bytes.
+    integers: Range<usize>,
+    /// Values.
+    floats: Range<usize>,
+    eights: Range<usize>,
 }
 
 /// The panels of a pass.
@@ -409,7 +558,7 @@ impl Inputs<'_> {
                 };
                 let kernels = part.format.kernels.expect("packed weights have kernels");
                 match (kernels.takes_integers(), integer) {
-                    (true, true) => self.multiply_integers(kernels, bytes, store),
+                    (true, true) => self.multiply_integers(kernels, bytes, scratch, store),
                     (true, false) => self.multiply_expanded(kernels, bytes, scratch, store),
                     (false, _) => {
                         let panels = if takes_eights(part) { self.eights } else { self.floats };
@@ -423,14 +572,29 @@ impl Inputs<'_> {
     }
 
     /// A group times every panel; `store(first row, tile)`.
-    fn multiply_integers(&self, kernels: &Kernels, group: &[u8], store: impl Fn(usize, &[[f32; GROUP]])) {
+    fn multiply_integers(
+        &self,
+        kernels: &Kernels,
+        group: &[u8],
+        scratch: &mut [f32],
+        store: impl Fn(usize, &[[f32; GROUP]]),
+    ) {
         let (columns, bytes) = (self.forms.columns, self.forms.integer_bytes());
-        let mut tile = [[0.0; GROUP]; WIDTHS[0]];
-        for (first, width) in self.panels.all() {
-            let tile = &mut tile[..width];
-            kernels.multiply_integers(group, columns, &self.integers[first * bytes..][..width * bytes], tile);
+        let tiles = scratch.as_chunks_mut().0;
+        let mut multiply = |first: usize, rows: usize| {
+            let tile = &mut tiles[..rows];
+            kernels.multiply_integers(group, columns, &self.integers[first * bytes..][..rows * bytes], tile);
             store(first, tile);
+        };
+        // Tiles take all panels of the first width at once.
+        let wide = self.panels.wide_rows();
+        if wide > 0 {
+            multiply(0, wide);
         }
+        self.panels
+            .all()
+            .filter(|(first, _)| *first >= wide)
+            .for_each(|(first, width)| multiply(first, width));
     }
 
     fn multiply_floats(

@@ -26,10 +26,11 @@ mod recurrence;
 mod ring;
 mod rope;
 mod step;
+mod times;
 mod watch;
 pub(crate) mod widest;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -37,22 +38,25 @@ pub use memory::{Buf, CpuSizes, Kv, Weight, dequantize, expand_rows};
 pub use quant::{Run, Runs, Simd};
 pub use ring::{CpuRing, CpuRingOptions, RingMatrix};
 pub use step::Step;
+pub use times::OperationTime;
 pub use watch::{Seen, Watch};
 
-use disjoint::{Disjoint, for_each_row};
+use disjoint::{Disjoint, for_each_row, for_each_slow_row};
 use matmul::{HeadShares, Multiplier};
 use memory::{Block, Ledger};
 use pool::Pool;
 use step::{Slot, Steps};
+use times::Times;
 
 use crate::batch::below;
 use crate::landing::{Content, land};
 use crate::operands::{self, fits};
+use crate::sample::{Crew, sample_by};
 use crate::{
     Attention, Backend, Batch, Between, ChannelInputs, ChannelScan, DeltaRule, Error, ExpertRoom, Experts,
     GatedNorm, Glu, HeadProducts, Heads, KvDType, KvLayer, KvSpec, LatentAttention, LowRank, Memory, Need,
     Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows,
-    SampleRow, SampleScratch, SelectiveScan, ShortConv, Sizes, Temperature, Token, Usage, sample,
+    SampleRow, SampleScratch, Sampled, SelectiveScan, ShortConv, Sizes, Temperature, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -65,6 +69,9 @@ const COLUMNS_MAX: usize = 1 << 17;
 /// Room for activations on their way into a product: as much as the second cache of most processors holds. More of them
 /// go in several passes. One row of the widest weight fits, as integers and as floats.
 const ACTIVATION_SCRATCH_BYTES: usize = 1 << 20;
+
+/// Steps of at most this many tokens may be computed by fewer threads than others: [`Cpu::use_threads_for_few`].
+pub const FEW_TOKENS: usize = 4;
 
 /// What activations are when they meet quantised weights. Each mode has its own scalar specification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,6 +135,16 @@ pub struct Cpu {
     steps: Rc<Steps>,
     /// The token last sampled into each slot.
     sampled: RefCell<Vec<Option<u32>>>,
+    times: Times,
+    used: Cell<Used>,
+}
+
+/// How many threads compute a step.
+#[derive(Clone, Copy)]
+struct Used {
+    all: usize,
+    /// One of few tokens.
+    few: usize,
 }
 
 /// Memory that operations use while they run.
@@ -173,6 +190,8 @@ impl Cpu {
             scratch: RefCell::new(scratch),
             steps,
             sampled: RefCell::new(vec![None; options.slots]),
+            times: Times::default(),
+            used: Cell::new(Used { all: options.threads, few: options.threads }),
             options,
         })
     }
@@ -192,9 +211,56 @@ impl Cpu {
         glu::glu(&self.pool, self.options.simd, kind, columns, gate_up, out);
     }
 
+    /// Chooses a token for each row, rows side by side. `logits` are rows of so many columns.
+    fn sample_rows(
+        &self,
+        samplers: &mut [SampleScratch],
+        (logits, columns): (&[f32], usize),
+        rows: &[SampleRow<'_>],
+        chosen: &mut [Sampled],
+    ) {
+        let (samplers, out) = (Disjoint::new(samplers), Disjoint::new(chosen));
+        self.pool.for_each_claimed(rows.len(), |thread, index| {
+            // SAFETY: each thread has its own scratch, and each row is claimed once.
+            let (scratch, out) = unsafe { (samplers.part(thread..thread + 1), out.part(index..index + 1)) };
+            let row = &rows[index];
+            out[0] = sample(&logits[row.wanted as usize * columns..][..columns], row, &mut scratch[0]);
+        });
+    }
+
     /// What it was made with.
     pub fn options(&self) -> &CpuOptions {
         &self.options
+    }
+
+    /// Computes on so many of its threads only, from the next step on; the others sleep. Results are the same.
+    pub fn use_threads(&self, threads: usize) {
+        let all = threads.clamp(1, self.options.threads);
+        self.used.set(Used { all, few: all });
+        self.pool.set_used(all);
+    }
+
+    /// The same in steps of at most [`FEW_TOKENS`] tokens. They wait for memory, and for threads to hear of each other:
+    /// a few threads may be as fast as many, or faster.
+    pub fn use_threads_for_few(&self, threads: usize) {
+        let all = self.used.get().all;
+        self.used.set(Used { all, few: threads.clamp(1, all) });
+    }
+
+    /// Threads that compute such steps.
+    pub fn threads_for_few(&self) -> usize {
+        self.used.get().few
+    }
+
+    /// Forgets what was timed, and times every operation from now on. That costs each of them some 50 ns, and 100 for
+    /// each region that threads share.
+    pub fn start_times(&self) {
+        self.times.start(&self.pool);
+    }
+
+    /// What operations took since then, by their names; nothing before.
+    pub fn times(&self) -> Vec<(&'static str, OperationTime)> {
+        self.times.taken()
     }
 
     /// What it takes for each thing.
@@ -278,6 +344,8 @@ impl Backend for Cpu {
 
     fn begin(&self, batch: &Batch) -> Result<Step, Error> {
         batch.needs().try_for_each(|need| self.supports(need))?;
+        let Used { all, few } = self.used.get();
+        self.pool.set_used(if batch.tokens.len() <= FEW_TOKENS { few } else { all });
         self.steps.begin(batch)
     }
 
@@ -315,6 +383,7 @@ impl Backend for Cpu {
     }
 
     fn embed(&self, step: &Step, table: &Weight, out: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "embed");
         let step = step.slot();
         let (count, columns) = (step.tokens().len(), table.columns);
         fits("embed", "out", out, (count, columns))?;
@@ -348,6 +417,7 @@ impl Backend for Cpu {
     }
 
     fn add_given(&self, step: &Step, column: usize, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "add_given");
         let step = step.slot();
         let (count, columns, given) = (step.tokens().len(), x.columns, step.given());
         fits("add_given", "x", x, (count, columns))?;
@@ -365,6 +435,7 @@ impl Backend for Cpu {
     }
 
     fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "matmul");
         let step = step.slot();
         let count = step.count(rows);
         operands::linear("matmul", count, weight, None, x, out)?;
@@ -379,6 +450,7 @@ impl Backend for Cpu {
     }
 
     fn add_vector(&self, step: &Step, rows: Rows, vector: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "add_vector");
         let step = step.slot();
         let (count, columns) = (step.count(rows), x.columns);
         operands::pair("add_vector", ("vector", vector), ("x", x), (1, count))?;
@@ -388,6 +460,7 @@ impl Backend for Cpu {
     }
 
     fn add(&self, step: &Step, rows: Rows, y: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "add");
         let step = step.slot();
         let (count, columns) = (step.count(rows), x.columns);
         operands::pair("add", ("y", y), ("x", x), (count, count))?;
@@ -399,6 +472,7 @@ impl Backend for Cpu {
     }
 
     fn add_positions(&self, step: &Step, table: &Weight, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "add_positions");
         let step = step.slot();
         let (positions, columns) = (step.positions(), table.columns);
         fits("add_positions", "x", x, (positions.len(), columns))?;
@@ -416,6 +490,7 @@ impl Backend for Cpu {
     }
 
     fn pointwise(&self, step: &Step, rows: Rows, function: Pointwise, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "pointwise");
         let (count, columns) = (step.slot().count(rows), x.columns);
         fits("pointwise", "x", x, (count, columns))?;
         let x = &mut x.values_mut()[..count * columns];
@@ -424,6 +499,7 @@ impl Backend for Cpu {
     }
 
     fn scale_columns(&self, step: &Step, factors: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "scale_columns");
         let (count, columns) = (step.slot().tokens().len(), x.columns);
         operands::pair("scale_columns", ("factors", factors), ("x", x), (1, count))?;
         let factors = factors.row(0);
@@ -434,6 +510,7 @@ impl Backend for Cpu {
     }
 
     fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "norm");
         let step = step.slot();
         let (count, columns) = (step.count(rows), norm.weight.columns);
         operands::norm("norm", norm)?;
@@ -445,6 +522,7 @@ impl Backend for Cpu {
     }
 
     fn qk_norm(&self, step: &Step, heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "qk_norm");
         let (count, columns) = (step.slot().tokens().len(), heads.qkv_columns());
         operands::qk_norm(count, heads, norm, qkv)?;
         let norms = ([row_norm(&norm.query), row_norm(&norm.key)], norm.value.as_ref().map(row_norm));
@@ -454,6 +532,7 @@ impl Backend for Cpu {
     }
 
     fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "rope");
         let step = step.slot();
         let (count, columns) = (step.tokens().len(), heads.qkv_columns());
         operands::rope(count, heads, rope, qkv)?;
@@ -482,6 +561,7 @@ impl Backend for Cpu {
         qkv: &Buf,
         kv: &mut Kv,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "kv_write");
         let step = step.slot();
         let (count, columns) = (step.tokens().len(), heads.qkv_columns());
         fits("kv_write", "qkv", qkv, (count, columns))?;
@@ -501,6 +581,7 @@ impl Backend for Cpu {
         kv: &Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "attention");
         let step = step.slot();
         let (heads, count) = (attention.heads, step.tokens().len());
         let group = kv.group(attention.layer);
@@ -533,6 +614,7 @@ impl Backend for Cpu {
     }
 
     fn glu(&self, step: &Step, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "glu");
         let step = step.slot();
         let (count, columns) = (step.tokens().len(), out.columns);
         operands::glu(count, gate_up, out)?;
@@ -542,6 +624,7 @@ impl Backend for Cpu {
     }
 
     fn add_gated(&self, step: &Step, gate: &Buf, y: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "add_gated");
         let (count, columns) = (step.slot().tokens().len(), x.columns);
         operands::add_gated(count, gate, y, x)?;
         let (gate, y) = (gate.values(), y.values());
@@ -560,6 +643,7 @@ impl Backend for Cpu {
         x: &Buf,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "low_rank");
         let (slot, columns) = (step.slot(), out.columns);
         let count = slot.tokens().len();
         operands::low_rank(count, changes, x, out)?;
@@ -591,6 +675,7 @@ impl Backend for Cpu {
         kv: &mut Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "short_conv");
         let step = step.slot();
         let (count, columns) = (step.tokens().len(), x.columns);
         let group = kv.group(conv.layer);
@@ -619,6 +704,7 @@ impl Backend for Cpu {
         kv: &mut Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "delta_rule");
         let step = step.slot();
         let (count, columns, heads) = (step.tokens().len(), mixed.columns, rule.heads);
         let group = kv.group(rule.layer);
@@ -645,6 +731,7 @@ impl Backend for Cpu {
         kv: &mut Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "selective_scan");
         let step = step.slot();
         let (count, columns, heads) = (step.tokens().len(), mixed.columns, scan.heads);
         let group = kv.group(scan.layer);
@@ -670,6 +757,7 @@ impl Backend for Cpu {
         kv: &mut Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "channel_scan");
         let step = step.slot();
         let count = step.tokens().len();
         let group = kv.group(scan.layer);
@@ -696,6 +784,7 @@ impl Backend for Cpu {
     }
 
     fn gated_norm(&self, step: &Step, norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "gated_norm");
         let (count, columns) = (step.slot().tokens().len(), x.columns);
         operands::gated_norm(count, norm, gates, x)?;
         recurrence::gated_norm(
@@ -708,6 +797,7 @@ impl Backend for Cpu {
     }
 
     fn sigmoid_gate(&self, step: &Step, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "sigmoid_gate");
         let (count, columns) = (step.slot().tokens().len(), x.columns);
         operands::pair("sigmoid_gate", ("gates", gates), ("x", x), (count, count))?;
         let x = &mut x.values_mut()[..count * columns];
@@ -723,6 +813,7 @@ impl Backend for Cpu {
         column: usize,
         gate: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "glu_beside");
         let (count, columns) = (step.slot().tokens().len(), gate.columns);
         operands::glu_beside(count, up, column, gate)?;
         let gate = &mut gate.values_mut()[..count * columns];
@@ -731,6 +822,7 @@ impl Backend for Cpu {
     }
 
     fn scale_chosen(&self, step: &Step, scales: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "scale_chosen");
         let (count, columns) = (step.slot().tokens().len(), chosen.columns);
         operands::scale_chosen(count, scales, chosen)?;
         let scales = scales.row(0);
@@ -745,6 +837,7 @@ impl Backend for Cpu {
         columns: usize,
         x: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "scale_by_position");
         let (positions, all) = (step.slot().positions(), x.columns);
         operands::scale_by_position(positions.len(), columns, x)?;
         for_each_row(&self.pool, &mut x.values_mut()[..positions.len() * all], all, |row, x| {
@@ -761,6 +854,7 @@ impl Backend for Cpu {
         x: &Buf,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "head_products");
         let (count, heads, weight) = (step.slot().tokens().len(), products.heads, products.weight);
         operands::head_products(count, products, x, out)?;
         if !weight.is_stack_of(heads) {
@@ -785,6 +879,7 @@ impl Backend for Cpu {
         turned: &Buf,
         kv: &mut Kv,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "latent_write");
         let (step, layer) = (step.slot(), attention.layer);
         let group = kv.group(layer);
         operands::latent_write(step.tokens().len(), attention.heads, latent, turned, group)?;
@@ -805,6 +900,7 @@ impl Backend for Cpu {
         kv: &Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "latent_attention");
         let (step, heads) = (step.slot(), attention.heads);
         let group = kv.group(attention.layer);
         operands::latent_attention(step.tokens().len(), attention, queries, absorbed, group, out)?;
@@ -839,11 +935,12 @@ impl Backend for Cpu {
         correction: Option<&Buf>,
         chosen: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "route");
         let count = step.slot().tokens().len();
         operands::route(count, routing, logits, correction, chosen)?;
         let (logits, columns) = (logits.values(), chosen.columns);
         let correction = correction.map(|correction| correction.row(0));
-        for_each_row(&self.pool, &mut chosen.values_mut()[..count * columns], columns, |row, chosen| {
+        for_each_slow_row(&self.pool, &mut chosen.values_mut()[..count * columns], columns, |row, chosen| {
             let logits = &logits[row * routing.experts..][..routing.experts];
             experts::route(routing, logits, correction, chosen);
         });
@@ -859,6 +956,7 @@ impl Backend for Cpu {
         room: &mut ExpertRoom<Buf>,
         residual: &mut Buf,
     ) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "experts");
         let tokens = step.slot().tokens().len();
         let (hidden, ffn) = (x.columns, room.gated.columns);
         let each = chosen.columns / 2;
@@ -877,21 +975,19 @@ impl Backend for Cpu {
         let places = &*places;
         let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
         let mut multiply = |weight: &Weight, bias: Option<&Buf>, x: &[f32], out: &mut [f32]| {
+            if let Some(watch) = &self.options.watch {
+                for (expert, rows) in places.taken() {
+                    let x = &x[rows.start * weight.columns..rows.end * weight.columns];
+                    watch.see(&weight.names, (expert, experts.count), weight.columns, x);
+                }
+            }
+            multiplier.multiply_all(weight.matrix(), experts.count, places.taken(), x, out);
+            let Some(bias) = bias else { return };
+            let columns = weight.rows / experts.count;
             for (expert, rows) in places.taken() {
-                let matrix = weight.matrix().stacked(expert, experts.count);
-                let (x_rows, out_rows) = (
-                    rows.start * matrix.columns..rows.end * matrix.columns,
-                    rows.start * matrix.rows..rows.end * matrix.rows,
-                );
-                let out = &mut out[out_rows];
-                if let Some(watch) = &self.options.watch {
-                    watch.see(&weight.names, (expert, experts.count), matrix.columns, &x[x_rows.clone()]);
-                }
-                multiplier.multiply(matrix, &x[x_rows], out);
-                if let Some(bias) = bias {
-                    let bias = &bias.row(0)[expert * matrix.rows..][..matrix.rows];
-                    for_each_row(&self.pool, out, matrix.rows, |_, out| add(bias, out));
-                }
+                let bias = &bias.row(0)[expert * columns..][..columns];
+                let out = &mut out[rows.start * columns..rows.end * columns];
+                for_each_row(&self.pool, out, columns, |_, out| add(bias, out));
             }
         };
         let (pairs, x) = (tokens * each, x.values());
@@ -932,6 +1028,7 @@ impl Backend for Cpu {
     }
 
     fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "gather_wanted");
         let step = step.slot();
         let (wanted, columns) = (step.wanted(), out.columns);
         operands::pair("gather_wanted", ("x", x), ("out", out), (step.tokens().len(), wanted.len()))?;
@@ -943,6 +1040,7 @@ impl Backend for Cpu {
     }
 
     fn pool(&self, step: &Step, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "pool");
         let step = step.slot();
         let columns = out.columns;
         operands::pair("pool", ("x", x), ("out", out), (step.tokens().len(), step.wanted().len()))?;
@@ -960,6 +1058,7 @@ impl Backend for Cpu {
     }
 
     fn sample(&self, step: &mut Step, logits: &Buf, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "sample");
         fits("sample", "logits", logits, (step.slot().wanted().len(), logits.columns))?;
         let mut sampled = self.sampled.borrow_mut();
         for row in rows {
@@ -970,19 +1069,39 @@ impl Backend for Cpu {
         let (columns, logits) = (logits.columns, logits.values());
         let chosen = step.slot_mut().sampled_more(rows.len());
         let scratch = &mut *self.scratch.borrow_mut();
-        let samplers = Disjoint::new(&mut scratch.samplers);
-        let out = Disjoint::new(&mut *chosen);
-        self.pool.for_each_claimed(rows.len(), |thread, index| {
-            // SAFETY: each thread has its own scratch, and each row is claimed once.
-            let (scratch, out) = unsafe { (samplers.part(thread..thread + 1), out.part(index..index + 1)) };
-            let row = &rows[index];
-            out[0] = sample(&logits[row.wanted as usize * columns..][..columns], row, &mut scratch[0]);
-        });
+        if rows.len() * ROW_THREADS <= self.pool.used() {
+            let crew = Threads(&self.pool);
+            for (row, out) in rows.iter().zip(&mut *chosen) {
+                let logits = &logits[row.wanted as usize * columns..][..columns];
+                *out = sample_by(&crew, logits, row, &mut scratch.samplers[0]);
+            }
+        } else {
+            self.sample_rows(&mut scratch.samplers, (logits, columns), rows, chosen);
+        }
         for (row, chosen) in rows.iter().zip(chosen).filter(|(row, _)| row.given.is_none()) {
             // After a fault this is token 0: that row's request fails, and the step of the others goes on.
             sampled[row.slot as usize] = Some(chosen.token);
         }
         Ok(())
+    }
+}
+
+/// From this many threads for each row on, rows are sampled one after the other, by all threads together.
+const ROW_THREADS: usize = 4;
+
+/// Threads as those who look at a vocabulary.
+struct Threads<'a>(&'a Pool);
+
+impl Crew for Threads<'_> {
+    fn set<T: Send>(&self, values: &mut [T], value: impl Fn(usize) -> T + Sync) {
+        let count = values.len();
+        let values = Disjoint::new(values);
+        self.0.for_each(count, |_, places| {
+            for place in places {
+                // SAFETY: the pool hands out each place once.
+                unsafe { values.part(place..place + 1)[0] = value(place) }
+            }
+        });
     }
 }
 
@@ -1107,6 +1226,44 @@ mod tests {
         let step = cpu.begin(&batch).unwrap();
         cpu.embed(&step, &table, &mut out).unwrap();
         assert_eq!(cpu.read(&out, 0, 2).unwrap(), [[10.0; 4], [20.0; 4]].concat());
+    }
+
+    #[test]
+    fn steps_of_few_tokens_may_have_threads_of_their_own() {
+        let cpu = Cpu::new(CpuOptions { threads: 4, ..CpuOptions::default() }).unwrap();
+        let used = |tokens: usize| {
+            drop(cpu.begin(&decode_batch(tokens)).unwrap());
+            cpu.pool.used()
+        };
+        assert_eq!([used(1), used(FEW_TOKENS), used(FEW_TOKENS + 1)], [4, 4, 4]);
+        cpu.use_threads_for_few(2);
+        assert_eq!([used(1), used(FEW_TOKENS), used(FEW_TOKENS + 1)], [2, 2, 4]);
+        cpu.use_threads(3);
+        assert_eq!([used(1), used(FEW_TOKENS + 1)], [3, 3]);
+        cpu.use_threads_for_few(4);
+        assert_eq!([used(1), cpu.threads_for_few()], [3, 3], "no more than there are");
+        cpu.use_threads(9);
+        assert_eq!([used(1), used(9)], [4, 4]);
+    }
+
+    #[test]
+    fn operations_are_timed_where_it_is_asked_for() {
+        let cpu = cpu();
+        let table = table(&cpu);
+        let mut out = cpu.alloc(Purpose::Residual, 2, 4).unwrap();
+        let mut embed = || {
+            let step = cpu.begin(&decode_batch(2)).unwrap();
+            cpu.embed(&step, &table, &mut out).unwrap();
+        };
+        embed();
+        assert!(cpu.times().is_empty());
+        cpu.start_times();
+        embed();
+        embed();
+        let times = cpu.times();
+        assert_eq!(times.iter().map(|(name, time)| (*name, time.calls)).collect::<Vec<_>>(), [("embed", 2)]);
+        let time = times[0].1;
+        assert!(time.all > std::time::Duration::ZERO && time.shared + time.waited <= time.all, "{time:?}");
     }
 
     #[test]

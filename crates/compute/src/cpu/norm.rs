@@ -56,7 +56,7 @@ impl RowNorm<'_> {
             Simd::Scalar => norm_row(self, values),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the backend was made for a processor with AVX2.
-            Simd::Avx2 | Simd::Avx512 => unsafe { norm_row_avx2(self, values) },
+            Simd::Avx2 | Simd::Avx512 | Simd::Amx => unsafe { norm_row_avx2(self, values) },
             #[cfg(target_arch = "aarch64")]
             Simd::Neon | Simd::Dotprod | Simd::I8mm => norm_row(self, values),
         }

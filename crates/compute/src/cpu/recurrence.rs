@@ -137,7 +137,7 @@ impl Conv<'_> {
                     },
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: the backend was made for a processor with AVX-512.
-                    Simd::Avx512 => unsafe {
+                    Simd::Avx512 | Simd::Amx => unsafe {
                         self.row_avx512(step, (row, first, width), (x, columns), states, &out);
                     },
                     #[cfg(target_arch = "aarch64")]
@@ -283,7 +283,7 @@ pub(super) fn recur(
                 Simd::Avx2 => unsafe { block.run_avx2(recurrence, step, row, &part, &out) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the backend was made for a processor with AVX-512.
-                Simd::Avx512 => unsafe { block.run_avx512(recurrence, step, row, &part, &out) },
+                Simd::Avx512 | Simd::Amx => unsafe { block.run_avx512(recurrence, step, row, &part, &out) },
                 #[cfg(target_arch = "aarch64")]
                 Simd::Neon | Simd::Dotprod | Simd::I8mm => block.run(recurrence, step, row, &part, &out),
             }

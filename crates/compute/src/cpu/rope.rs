@@ -59,7 +59,9 @@ pub(super) fn rotate(pool: &Pool, simd: Simd, heads: Heads, rotation: &Rotation<
                     Simd::Scalar => rotate_head(sines, cosines, first, second),
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: the backend was made for a processor with AVX2.
-                    Simd::Avx2 | Simd::Avx512 => unsafe { turn_avx2(sines, cosines, first, second) },
+                    Simd::Avx2 | Simd::Avx512 | Simd::Amx => unsafe {
+                        turn_avx2(sines, cosines, first, second)
+                    },
                     #[cfg(target_arch = "aarch64")]
                     Simd::Neon | Simd::Dotprod | Simd::I8mm => rotate_head(sines, cosines, first, second),
                 }

@@ -5,6 +5,7 @@
 //! number is so first a stretch and then a token of it, the first by id whose running sum exceeds what is left.
 
 use super::allowed::Allowed;
+use super::crew::Crew;
 use super::kept::{id, logit};
 use super::whole::{STRETCH, Whole, largest};
 
@@ -33,6 +34,7 @@ const NOBODY: Stretch = Stretch { largest: f32::NEG_INFINITY, total: 0, end: 0 }
 
 /// A token of all that are allowed: at least one.
 pub(super) fn of_all(
+    crew: &impl Crew,
     logits: &[f32],
     allowed: Allowed<'_>,
     temperature: f64,
@@ -40,15 +42,16 @@ pub(super) fn of_all(
     scratch: &mut Scratch,
 ) -> usize {
     let weights = Whole::new(0.0, temperature);
-    let mut room = [0.0; STRETCH];
     let stretches = &mut scratch.stretches;
     stretches.clear();
-    for first in (0..logits.len()).step_by(STRETCH) {
-        let logits = allowed.stretch(logits, first, &mut room);
-        stretches.push(Stretch::of(logits, weights));
-    }
+    stretches.resize(logits.len().div_ceil(STRETCH), NOBODY);
+    crew.set(stretches, |stretch| {
+        let mut room = [0.0; STRETCH];
+        Stretch::of(allowed.stretch(logits, stretch * STRETCH, &mut room), weights)
+    });
     let (chosen, beyond) = choose(stretches, weights, random);
     let first = chosen * STRETCH;
+    let mut room = [0.0; STRETCH];
     let of_it = allowed.stretch(logits, first, &mut room);
     let weights = weights.beside(stretches[chosen].largest);
     exceeding((first..).zip(of_it.iter().copied()), weights, beyond)

@@ -1,6 +1,7 @@
 //! Choosing a token: an operation of every backend, and its scalar reference.
 
 mod allowed;
+mod crew;
 mod draw;
 mod dry;
 mod kept;
@@ -12,12 +13,14 @@ mod truncation;
 mod weights;
 mod whole;
 
+pub(crate) use crew::{Alone, Crew};
 pub use penalties::Change;
 pub use sampling::{Mirostat, Sampling, TOP_LOGPROBS_MAX};
 pub use whole::halvings;
 
 use crate::{Error, philox};
 use allowed::Allowed;
+use whole::STRETCH;
 
 /// What one sampled row asks for.
 #[derive(Clone, Debug)]
@@ -167,6 +170,7 @@ pub struct SampleScratch {
     distances: Vec<(u64, u64)>,
     top: Vec<u64>,
     draw: draw::Scratch,
+    best: Vec<Best>,
 }
 
 /// The specification of the sampling operation. A backend's own version chooses the same tokens.
@@ -213,10 +217,21 @@ pub struct SampleScratch {
 /// **Forced tokens**, of which a grammar allows exactly one, need no sampling: the engine appends them, and so no
 /// penalty touches them. A mask with a single bit gives the same token here.
 pub fn sample(logits: &[f32], row: &SampleRow<'_>, scratch: &mut SampleScratch) -> Sampled {
+    sample_by(&Alone, logits, row, scratch)
+}
+
+/// The same, the vocabulary looked at by several threads where that is easy.
+pub(crate) fn sample_by(
+    crew: &impl Crew,
+    logits: &[f32],
+    row: &SampleRow<'_>,
+    scratch: &mut SampleScratch,
+) -> Sampled {
     if row.check().is_err() {
         return Sampled::fault(SampleFault::Parameters);
     }
-    let Some(raw) = logits.get(..row.vocab as usize).filter(|logits| all_finite(logits)) else {
+    let bests = &mut scratch.best;
+    let Some(raw) = logits.get(..row.vocab as usize).filter(|logits| all_finite(crew, logits, bests)) else {
         return Sampled::fault(SampleFault::Logits);
     };
     if let Some(Given { token, top }) = row.given {
@@ -226,7 +241,9 @@ pub fn sample(logits: &[f32], row: &SampleRow<'_>, scratch: &mut SampleScratch) 
     let sampling = row.sampling;
     let allowed = Allowed::of(row, &mut scratch.mask);
     let logits = penalties::adjusted(raw, row, &mut scratch.penalties);
-    let Some(best) = largest(logits, allowed) else { return Sampled::fault(SampleFault::NothingAllowed) };
+    let Some(best) = largest(crew, logits, allowed, bests) else {
+        return Sampled::fault(SampleFault::NothingAllowed);
+    };
 
     let mut mu = row.mirostat_mu;
     let token = if sampling.temperature == 0.0 {
@@ -236,10 +253,12 @@ pub fn sample(logits: &[f32], row: &SampleRow<'_>, scratch: &mut SampleScratch) 
         if sampling.mirostat == Mirostat::Off {
             let candidates = truncation::Candidates { logits, allowed, best };
             if sampling.keeps_all() {
-                draw::of_all(logits, allowed, f64::from(sampling.temperature), random, &mut scratch.draw)
+                let temperature = f64::from(sampling.temperature);
+                draw::of_all(crew, logits, allowed, temperature, random, &mut scratch.draw)
             } else {
                 let strikes = || philox::uniform(row.seed, row.position, 1);
-                let kept = candidates.kept(sampling, strikes, &mut scratch.keys, &mut scratch.distances);
+                let (keys, distances) = (&mut scratch.keys, &mut scratch.distances);
+                let kept = candidates.kept(crew, sampling, strikes, keys, distances);
                 kept.draw(random, &mut scratch.draw)
             }
         } else {
@@ -257,13 +276,50 @@ pub fn sample(logits: &[f32], row: &SampleRow<'_>, scratch: &mut SampleScratch) 
     Sampled { token: token as u32, logprob, top, mu, fault: None }
 }
 
-/// Without a way out of the loop, so that it becomes vector instructions.
-fn all_finite(logits: &[f32]) -> bool {
-    logits.iter().fold(true, |finite, logit| finite & logit.is_finite())
+/// What one stretch of ids tells of the largest logit.
+#[derive(Clone, Copy, Debug)]
+struct Best {
+    finite: bool,
+    /// The lowest id among those with the largest logit, and that logit; of those that are allowed.
+    best: Option<(usize, f32)>,
+}
+
+/// What each stretch of ids tells, in their order.
+fn of_stretches<'a>(
+    crew: &impl Crew,
+    logits: &[f32],
+    bests: &'a mut Vec<Best>,
+    of: impl Fn(usize, &[f32]) -> Best + Sync,
+) -> &'a [Best] {
+    bests.clear();
+    bests.resize(logits.len().div_ceil(STRETCH), Best { finite: true, best: None });
+    crew.set(bests, |stretch| {
+        let first = stretch * STRETCH;
+        of(first, &logits[first..logits.len().min(first + STRETCH)])
+    });
+    bests
+}
+
+fn all_finite(crew: &impl Crew, logits: &[f32], bests: &mut Vec<Best>) -> bool {
+    // Without a way out of the loop, so that it becomes vector instructions.
+    let finite = |logits: &[f32]| logits.iter().fold(true, |finite, logit| finite & logit.is_finite());
+    let bests = of_stretches(crew, logits, bests, |_, logits| Best { finite: finite(logits), best: None });
+    bests.iter().all(|best| best.finite)
 }
 
 /// The lowest id among those with the largest logit.
-fn largest(logits: &[f32], allowed: Allowed<'_>) -> Option<usize> {
+fn largest(crew: &impl Crew, logits: &[f32], allowed: Allowed<'_>, bests: &mut Vec<Best>) -> Option<usize> {
+    let bests = of_stretches(crew, logits, bests, |first, logits| Best {
+        finite: true,
+        best: largest_of(first, logits, allowed),
+    });
+    let best = bests.iter().filter_map(|best| best.best);
+    let best = best.reduce(|best, other| if other.1 > best.1 { other } else { best });
+    best.map(|(id, _)| id)
+}
+
+/// The same of a stretch of ids, `first` the first of them, with its logit.
+fn largest_of(first: usize, logits: &[f32], allowed: Allowed<'_>) -> Option<(usize, f32)> {
     /// So many are passed at once, by vector instructions, unless one of them is larger than all before.
     const BLOCK: usize = 64;
     let mut best = None;
@@ -273,9 +329,9 @@ fn largest(logits: &[f32], allowed: Allowed<'_>) -> Option<usize> {
             continue;
         }
         for (at, &logit) in logits.iter().enumerate() {
-            let id = block * BLOCK + at;
+            let id = first + block * BLOCK + at;
             if logit > largest && allowed.contains(id) {
-                (best, largest) = (Some(id), logit);
+                (best, largest) = (Some((id, logit)), logit);
             }
         }
     }

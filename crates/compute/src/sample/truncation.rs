@@ -4,6 +4,7 @@ use std::ops::AddAssign;
 
 use super::Sampling;
 use super::allowed::Allowed;
+use super::crew::Crew;
 use super::kept::{Kept, NEAR, Ordered, key, logit};
 use super::weights::{Weights, exp};
 use super::whole::{STRETCH, Whole};
@@ -20,10 +21,13 @@ pub(super) struct Candidates<'a> {
 
 impl<'a> Candidates<'a> {
     /// The weight of all candidates.
-    fn total(&self) -> u64 {
-        let mut room = [0.0; STRETCH];
-        let stretches = (0..self.logits.len()).step_by(STRETCH);
-        stretches.map(|first| self.whole().total(self.allowed.stretch(self.logits, first, &mut room))).sum()
+    fn total(&self, crew: &impl Crew) -> u64 {
+        let mut totals = vec![0; self.logits.len().div_ceil(STRETCH)];
+        crew.set(&mut totals, |stretch| {
+            let mut room = [0.0; STRETCH];
+            self.whole().total(self.allowed.stretch(self.logits, stretch * STRETCH, &mut room))
+        });
+        totals.iter().sum()
     }
 
     /// Fills `keys` with the likeliest candidates that together weigh at least `enough`, or with all: whatever is
@@ -44,6 +48,7 @@ impl<'a> Candidates<'a> {
     /// What the filters leave. `xtc_random` is asked for only where XTC is on.
     pub(super) fn kept(
         self,
+        crew: &impl Crew,
         sampling: &Sampling,
         xtc_random: impl FnOnce() -> f64,
         keys: &'a mut Vec<u64>,
@@ -52,7 +57,7 @@ impl<'a> Candidates<'a> {
         let floor = self.floor(sampling);
         let enough = if sampling.top_p < 1.0 {
             // A share of all candidates, those below the floor included.
-            let enough = f64::from(sampling.top_p) * self.total() as f64;
+            let enough = f64::from(sampling.top_p) * self.total(crew) as f64;
             self.likeliest(enough, keys);
             keys.retain(|&key| f64::from(logit(key)) >= floor);
             Some(enough)

@@ -150,6 +150,23 @@ pub(crate) fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// How many CPU threads compute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Threads {
+    /// As many as there are cores, and of those as many for single tokens as are fastest.
+    Auto,
+    /// So many: several numbers where they are compared.
+    Counts(Vec<usize>),
+}
+
+pub(crate) fn threads(text: &str) -> Result<Threads, String> {
+    if text == "auto" {
+        return Ok(Threads::Auto);
+    }
+    let counts = text.split(',').map(positive).collect::<Result<Vec<_>, _>>();
+    counts.map(Threads::Counts).map_err(|_| "it must be auto or a whole number, at least 1".to_owned())
+}
+
 pub(crate) fn several(text: &str) -> Result<usize, String> {
     match positive(text)? {
         1 => Err("it must be at least 2".to_owned()),

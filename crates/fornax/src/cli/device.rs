@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use fornax::{Code, Device, Evaluator, Fornax, KvDType, Loading, OpenOptions, QUANTS, machine};
 use fornax_format::DType;
 
-use super::args::{byte_size, positive};
+use super::args::{Threads, byte_size, positive, threads};
 use super::failure::Failure;
 use super::meter::{Meter, megabytes};
 
@@ -33,9 +33,10 @@ pub(crate) struct DeviceArgs {
     /// Most tokens of one request, prompt and answer together [default: what the model was trained for]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) context: Option<usize>,
-    /// CPU threads [default: one per core]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
-    pub(crate) threads: Option<usize>,
+    /// CPU threads: a number, or auto for one per core, of which as many compute single tokens as are fastest when the
+    /// model is loaded [default: auto]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
+    pub(crate) threads: Option<Threads>,
     /// Bring the matrices of a safetensors model into this type while loading: q8_0, fp8 or q4_k [default: as stored]
     #[arg(long, value_name = "QUANT")]
     pub(crate) quant: Option<String>,
@@ -189,7 +190,12 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
     if let Some(context) = args.context {
         options = options.context(context);
     }
-    if let Some(threads) = args.threads {
+    if let Some(Threads::Counts(counts)) = &args.threads {
+        let [threads] = counts[..] else {
+            let counts = counts.len();
+            let message = format!("--threads takes one number here, not {counts}; bench compares several");
+            return Err(Failure::usage(message).into());
+        };
         options = options.threads(threads);
     }
     // What the machine has free is a limit too: beyond it everything else on the machine suffers.

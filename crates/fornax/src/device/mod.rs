@@ -22,7 +22,7 @@ use crate::Error;
 use crate::private::{Private, RingOptions};
 
 pub use place::Loading;
-pub(crate) use place::{Forward, Held, Place, Wish};
+pub(crate) use place::{Counted, Forward, Held, Place, Wish};
 #[cfg(test)]
 pub(crate) use {
     cpu::CpuArm,

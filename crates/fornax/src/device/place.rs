@@ -57,10 +57,16 @@ pub(crate) trait Arm: Send + 'static {
     /// The backend for a plan. What was not planned is not allocated.
     fn open(&self, plan: &Plan) -> Result<Self::Backend, Error>;
 
-    /// Told when all weights are there.
-    fn loaded(&self, backend: &Self::Backend) -> Result<(), Error> {
-        let _ = backend;
+    /// Told when all weights are there, and room for keys and values by this plan.
+    fn loaded(&self, loaded: &mut Loaded<Self::Backend>, plan: &Plan) -> Result<(), Error> {
+        let _ = (loaded, plan);
         Ok(())
+    }
+
+    /// Of its threads, those that compute a step of few tokens.
+    fn threads_for_few(&self, backend: &Self::Backend) -> usize {
+        let _ = backend;
+        self.threads()
     }
 }
 
@@ -83,6 +89,21 @@ pub(crate) struct Wish {
     pub(crate) returning: u64,
     /// Room for adapters that come while the model is loaded.
     pub(crate) adapter_room: AdapterRoom,
+}
+
+/// A model that can be computed.
+pub(crate) struct Opened {
+    pub(crate) runner: Box<dyn Runner>,
+    pub(crate) counted: Counted,
+}
+
+/// What is known of a model once it is loaded.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counted {
+    /// Bytes of its device, by the allocator.
+    pub(crate) usage: Usage,
+    /// CPU threads that compute a step of few tokens.
+    pub(crate) threads_for_few: usize,
 }
 
 /// An [`Arm`] whose backend nobody needs to know.
@@ -114,7 +135,7 @@ pub(crate) trait Place: Send {
         blueprint: &Blueprint,
         vocab: usize,
         progress: &mut dyn FnMut(Loading),
-    ) -> Result<(Box<dyn Runner>, Usage), Error>;
+    ) -> Result<Opened, Error>;
 
     /// Loads the model for [`Forward`].
     fn forward(
@@ -170,10 +191,10 @@ impl<A: Arm> Place for A {
         blueprint: &Blueprint,
         vocab: usize,
         progress: &mut dyn FnMut(Loading),
-    ) -> Result<(Box<dyn Runner>, Usage), Error> {
+    ) -> Result<Opened, Error> {
         let plan = &blueprint.plan;
         let Loaded { backend, model, kv } = Loaded::new(self, blueprint, progress)?;
-        let usage = backend.usage();
+        let counted = Counted { usage: backend.usage(), threads_for_few: self.threads_for_few(&backend) };
         let local = Local::new(LocalParts {
             backend,
             model,
@@ -187,7 +208,7 @@ impl<A: Arm> Place for A {
             Some(columns) => local.with_given(columns).with_sections(blueprint.config.position_sections()),
             None => local,
         };
-        Ok((Box::new(local), usage))
+        Ok(Opened { runner: Box::new(local), counted })
     }
 
     fn forward(
@@ -242,14 +263,14 @@ pub enum Loading {
 }
 
 /// Fields in the order in which they may go: memory before the device that it lies on.
-struct Loaded<B: Backend> {
+pub(crate) struct Loaded<B: Backend> {
     model: Box<dyn Model<B>>,
     kv: B::Kv,
-    backend: B,
+    pub(super) backend: B,
 }
 
 impl<B: Backend + 'static> Loaded<B> {
-    fn new<A: Arm<Backend = B>>(
+    pub(super) fn new<A: Arm<Backend = B>>(
         arm: &A,
         blueprint: &Blueprint,
         progress: &mut dyn FnMut(Loading),
@@ -266,17 +287,24 @@ impl<B: Backend + 'static> Loaded<B> {
         let kv = backend.alloc_kv(&plan.kv)?;
         progress(Loading::Weights { bytes: all, total: all });
         backend.ready(&mut |compiled, total| progress(Loading::Kernels { compiled, total }))?;
-        arm.loaded(&backend)?;
-        Ok(Loaded { model, kv, backend })
+        let mut loaded = Loaded { model, kv, backend };
+        arm.loaded(&mut loaded, plan)?;
+        Ok(loaded)
     }
-}
 
-impl<B: Backend> Forward for Loaded<B> {
-    fn forward(&mut self, batch: &Batch, rows: usize) -> Result<Vec<f32>, Error> {
+    /// Computes a batch, whose logits nobody reads.
+    pub(super) fn compute(&mut self, batch: &Batch) -> Result<(), Error> {
         let step = self.backend.begin(batch)?;
         let (backend, model, kv) = (&self.backend, &mut self.model, &mut self.kv);
         backend.record(&step, &mut || model.forward(backend, kv, &step))?;
         backend.finish(step)?;
+        Ok(())
+    }
+}
+
+impl<B: Backend + 'static> Forward for Loaded<B> {
+    fn forward(&mut self, batch: &Batch, rows: usize) -> Result<Vec<f32>, Error> {
+        self.compute(batch)?;
         Ok(self.backend.read(self.model.logits(), 0, rows)?)
     }
 }

@@ -8,7 +8,7 @@ use fornax_private::{Client, ClientOptions, Integer, IntegerSizes, Parties, Prod
 
 use super::Device;
 use super::cpu::CpuArm;
-use super::place::{Arm, Place};
+use super::place::{Arm, Loaded, Place};
 use crate::Error;
 use crate::private::Private;
 
@@ -118,7 +118,7 @@ impl<W: Whose> Arm for Integers<W> {
         Ok(Integer::new(self.cpu.open(plan)?, products))
     }
 
-    fn loaded(&self, backend: &Integer<W::Products>) -> Result<(), Error> {
-        backend.with_products(W::loaded)
+    fn loaded(&self, loaded: &mut Loaded<Integer<W::Products>>, _: &Plan) -> Result<(), Error> {
+        loaded.backend.with_products(W::loaded)
     }
 }

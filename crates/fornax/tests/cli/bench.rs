@@ -64,6 +64,27 @@ fn the_report_has_every_measurement() {
 }
 
 #[test]
+fn several_numbers_of_threads_are_compared_and_the_best_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = random(folder.path(), "q8_0");
+    let path = path.to_str().unwrap();
+    let only = ["--only", "decode", "--streams", "1", "--tokens", "4", "--device", "cpu", "--json"];
+    let report = fornax(["bench", path, "--threads", "1,2"].iter().chain(&only)).json();
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.iter().map(|run| run["threads"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2]);
+    let rate = |run: &serde_json::Value| run["decode"][0]["tokens_per_second"].as_f64().unwrap();
+    let best = &report["best"][0];
+    assert_eq!(best["what"], "decode x 1");
+    assert_eq!(best["tokens_per_second"].as_f64().unwrap(), rate(&runs[0]).max(rate(&runs[1])), "{report}");
+
+    let automatic = fornax(["bench", path, "--threads", "auto"].iter().chain(&only)).json();
+    assert!(automatic["threads_for_few"].as_u64() <= automatic["threads"].as_u64(), "{automatic}");
+    let refused = fornax(["plan", path, "--threads", "1,2"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("--threads takes one number here, not 2"), "{}", refused.stderr);
+}
+
+#[test]
 fn shapes_are_made_measured_and_removed() {
     let folder = tempfile::tempdir().unwrap();
     let decode = ["--only", "decode", "--streams", "1", "--tokens", "4"];

@@ -81,7 +81,10 @@ pub(crate) fn quantize(simd: Simd, activations: &[f32], store: impl FnMut(usize,
         Simd::Scalar => quantize_row(blocks, store),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: asserted above.
-        Simd::Avx2 | Simd::Avx512 => unsafe { quantize_row_avx2(blocks, store) },
+        Simd::Avx2 => unsafe { quantize_row_avx2(blocks, store) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: asserted above.
+        Simd::Avx512 | Simd::Amx => unsafe { quantize_row_avx512(blocks, store) },
         #[cfg(target_arch = "aarch64")]
         Simd::Neon | Simd::Dotprod | Simd::I8mm => quantize_row(blocks, store),
     }
@@ -97,6 +100,12 @@ fn quantize_row(blocks: &[[f32; BLOCK]], mut store: impl FnMut(usize, &IntBlock)
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn quantize_row_avx2(blocks: &[[f32; BLOCK]], store: impl FnMut(usize, &IntBlock)) {
+    quantize_row(blocks, store);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
+fn quantize_row_avx512(blocks: &[[f32; BLOCK]], store: impl FnMut(usize, &IntBlock)) {
     quantize_row(blocks, store);
 }
 

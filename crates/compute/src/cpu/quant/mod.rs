@@ -57,6 +57,8 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod tq1_0;
 mod tq2_0;
 

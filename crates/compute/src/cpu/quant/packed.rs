@@ -7,9 +7,9 @@
 //! for each column, that column's value of all sixteen rows (BF16: of two columns; MXFP8: blocks of 32 with their
 //! powers of two).
 //!
-//! **A panel** is a few activation rows (1, 2, 4 or 8: its width). Integers: for each block of 32 the values of every
-//! row in the order of pairs, then every row's scale, then every row's sum. Floats: for each column its value in every
-//! row.
+//! **A panel** is a few activation rows (1, 2, 4, 8 or, for tiles, 16: its width). Integers: for each block of 32 the
+//! values of every row in the order of pairs, then every row's scale, then every row's sum. Floats: for each column its
+//! value in every row.
 //!
 //! A kernel multiplies a group by a panel: lanes are weight rows, registers are activation rows. Every output has one
 //! running sum that takes the blocks in order, whatever the width: so a row has the same bits alone and among others.
@@ -21,11 +21,15 @@ use super::activations::{BLOCK, IntBlock};
 #[cfg(target_arch = "aarch64")]
 use super::bytes::{Bytes, Split, joined};
 use super::lanes::Lanes;
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
 
 /// Weight rows of a group.
 pub(crate) const GROUP: usize = 16;
-/// Widths of panels, widest first.
-pub(crate) const WIDTHS: [usize; 4] = [8, 4, 2, 1];
+/// Widths of panels, widest first. The first one is of tiles.
+pub(crate) const WIDTHS: [usize; 5] = [16, 8, 4, 2, 1];
+/// How many of them the other kernels take: the last ones.
+const NARROW: usize = 4;
 
 /// A quantised format, packed; implemented by the block as it lies in the file.
 ///
@@ -126,7 +130,11 @@ pub(crate) fn store_block(
     if let Some(split) = Split::of(simd, width) {
         return split.store(values, row, &block.values);
     }
-    // Only ARM has another order than pairs.
+    #[cfg(target_arch = "x86_64")]
+    if simd == Simd::Amx && width == tiles::WIDTH {
+        return tiles::store(values, row, &block.values);
+    }
+    // All others have the order of pairs.
     let _ = simd;
     store_pairs(&mut bytemuck::cast_slice_mut(values)[row], &block.values);
 }
@@ -149,9 +157,11 @@ pub(crate) struct Kernels {
     /// Expands columns `first..first + count` of a group, both multiples of 32 or the end: (column, row).
     dequantize: unsafe fn(group: *const u8, columns: usize, first: usize, count: usize, out: *mut f32),
     /// Products of integers, widest panel first; `None` for float types.
-    integers: Option<[Multiply; WIDTHS.len()]>,
+    integers: Option<[Multiply; NARROW]>,
+    /// Products of integers with panels of the first width.
+    tiles: Option<MultiplyAll>,
     /// Products of floats with a group of this float type, widest panel first; `None` for quantised types.
-    floats: Option<[Multiply; WIDTHS.len()]>,
+    floats: Option<[Multiply; NARROW]>,
     /// The widest panel it takes.
     pub(crate) width_max: usize,
 }
@@ -159,6 +169,9 @@ pub(crate) struct Kernels {
 /// Multiplies a group of `columns` columns by a panel: `tile` is (panel row, weight row). Integers write the tile,
 /// floats add to it.
 type Multiply = unsafe fn(group: *const u8, columns: usize, panel: *const u8, tile: *mut f32);
+/// The same with `count` panels that follow each other.
+type MultiplyAll =
+    unsafe fn(group: *const u8, columns: usize, panels: *const u8, count: usize, tile: *mut f32);
 
 impl Kernels {
     /// Whether weights of this type meet integer activations.
@@ -166,7 +179,8 @@ impl Kernels {
         self.integers.is_some()
     }
 
-    /// The products of a group with a panel of integers: `tile` is (panel row, weight row).
+    /// The products of a group with a panel of integers, or with several of the first width that follow each other:
+    /// `tile` is (row of the panels, weight row).
     pub(crate) fn multiply_integers(
         &self,
         group: &[u8],
@@ -176,6 +190,13 @@ impl Kernels {
     ) {
         assert_eq!(group.len(), (self.group_bytes)(columns), "a group of {columns} columns");
         assert_eq!(panel.len(), tile.len() * columns / BLOCK * PANEL_BLOCK_BYTES, "an integer panel");
+        if let Some(tiles) = self.tiles.filter(|_| tile.len().is_multiple_of(WIDTHS[0])) {
+            let count = tile.len() / WIDTHS[0];
+            // SAFETY: as below.
+            return unsafe {
+                tiles(group.as_ptr(), columns, panel.as_ptr(), count, tile.as_mut_ptr().cast())
+            };
+        }
         let multiply = self.integers.expect("a quantised type")[self.width_index(tile.len())];
         // SAFETY: the lengths are those that the kernel reads and writes; tables are handed out only after
         // `Simd::assert_present`.
@@ -209,7 +230,8 @@ impl Kernels {
 
     fn width_index(&self, width: usize) -> usize {
         assert!(width <= self.width_max);
-        WIDTHS.iter().position(|&possible| possible == width).expect("a width of panels")
+        let narrow = &WIDTHS[WIDTHS.len() - NARROW..];
+        narrow.iter().position(|&possible| possible == width).expect("a width of panels")
     }
 }
 
@@ -224,6 +246,23 @@ macro_rules! kernels {
         $crate::cpu::quant::packed::kernels!(
             $lanes, $features, float, packed::floats::<$lanes>, widen, $format
         )
+    };
+    ($lanes:ty, $features:literal, tiles quantised $format:ty) => {{
+        #[target_feature(enable = $features)]
+        unsafe fn multiply_all(
+            group: *const u8,
+            columns: usize,
+            panels: *const u8,
+            count: usize,
+            tile: *mut f32,
+        ) {
+            // SAFETY: as the caller's.
+            unsafe { $crate::cpu::quant::tiles::multiply::<$format>(group, columns, panels, count, tile) }
+        }
+        $crate::cpu::quant::packed::kernels!($lanes, $features, quantised $format).with_tiles(multiply_all)
+    }};
+    ($lanes:ty, $features:literal, tiles float $format:ty) => {
+        $crate::cpu::quant::packed::kernels!($lanes, $features, float $format)
     };
     ($products:ty, $features:literal, bytes quantised $format:ty) => {
         $crate::cpu::quant::packed::kernels!(
@@ -281,6 +320,15 @@ macro_rules! packed_kernels {
                 );
                 Some(&AVX512)
             }
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::quant::Simd::Amx => {
+                static AMX: Kernels = kernels!(
+                    $crate::cpu::quant::avx512::Avx512,
+                    "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni",
+                    tiles $kind $format
+                );
+                Some(&AMX)
+            }
             #[cfg(target_arch = "aarch64")]
             $crate::cpu::quant::Simd::Neon => {
             static NEON: Kernels = kernels!($crate::cpu::quant::Neon<4>, "neon", $kind $format);
@@ -306,27 +354,35 @@ pub(super) use {kernels, packed_kernels};
 impl Kernels {
     pub(super) const fn quantised<L: Lanes, F: Packed>(
         dequantize: unsafe fn(*const u8, usize, usize, usize, *mut f32),
-        integers: [Multiply; WIDTHS.len()],
+        integers: [Multiply; NARROW],
     ) -> Kernels {
         Kernels {
             group_bytes: quantised_bytes::<F>,
             pack: pack_quantised::<F>,
             dequantize,
             integers: Some(integers),
+            tiles: None,
             floats: None,
             width_max: L::WIDTH_MAX,
         }
     }
 
+    /// The same with tiles for the widest panels.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const fn with_tiles(self, tiles: MultiplyAll) -> Kernels {
+        Kernels { tiles: Some(tiles), width_max: WIDTHS[0], ..self }
+    }
+
     pub(super) const fn float<L: Lanes, F: PackedFloat>(
         dequantize: unsafe fn(*const u8, usize, usize, usize, *mut f32),
-        floats: [Multiply; WIDTHS.len()],
+        floats: [Multiply; NARROW],
     ) -> Kernels {
         Kernels {
             group_bytes: float_bytes::<F>,
             pack: pack_float::<F>,
             dequantize,
             integers: None,
+            tiles: None,
             floats: Some(floats),
             width_max: L::WIDTH_MAX,
         }

@@ -11,6 +11,9 @@ pub enum Simd {
     /// AVX-512 with BW, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same, with tiles of bytes (AMX) where many tokens are computed.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     /// NEON, which every 64-bit ARM processor has.
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -29,6 +32,8 @@ impl Simd {
         Simd::Avx2,
         #[cfg(target_arch = "x86_64")]
         Simd::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Amx,
         #[cfg(target_arch = "aarch64")]
         Simd::Neon,
         #[cfg(target_arch = "aarch64")]
@@ -55,6 +60,8 @@ impl Simd {
             Simd::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Simd::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
             Simd::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
@@ -86,6 +93,8 @@ impl Simd {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Simd::Amx => Simd::Avx512.is_present() && super::tiles::present(),
             #[cfg(target_arch = "aarch64")]
             Simd::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "aarch64")]

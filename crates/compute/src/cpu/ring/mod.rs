@@ -33,6 +33,12 @@ const QUAD: usize = 4;
 const QUAD_BYTES: usize = QUAD * size_of::<u32>();
 /// The widest panel of any kernel.
 const WIDTH_MAX: usize = 16;
+
+/// Whether the processor has tiles of bytes and the system lets this process use them.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn has_tiles() -> bool {
+    amx::present()
+}
 /// Room for panels: as much as the second cache of most processors holds. More rows go in several passes.
 const PANEL_BYTES: usize = 1 << 20;
 /// Below this many words the panels are laid out by the caller alone: waking others takes longer.
@@ -113,9 +119,9 @@ impl CpuRing {
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => Some(&avx2::KERNEL),
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 if tiles && amx::present() => Some(&amx::KERNEL),
+            Simd::Avx512 | Simd::Amx if tiles && amx::present() => Some(&amx::KERNEL),
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 => Some(&avx512::KERNEL),
+            Simd::Avx512 | Simd::Amx => Some(&avx512::KERNEL),
             #[cfg(target_arch = "aarch64")]
             Simd::Neon | Simd::Dotprod | Simd::I8mm => Some(&neon::KERNEL),
         };

@@ -19,8 +19,12 @@ use crate::cli::device::DeviceArgs;
 /// measured again by clients that stream over its sockets; with --http=URL such a server, one without keys, is measured
 /// instead.
 ///
-/// --json prints {model, device, threads, activations, kv_dtype, memory_bytes_per_second, upload_bytes_per_second and
-/// matrix_operations_per_second (of a GPU), load, prefill, decode, mixed, prefix, http, skipped}.
+/// --json prints {model, device, threads, threads_for_few (of those, the ones that compute single tokens), activations,
+/// kv_dtype, memory_bytes_per_second, upload_bytes_per_second and matrix_operations_per_second (of a GPU), load, prefill,
+/// decode, mixed, prefix, http, skipped}.
+///
+/// With several numbers of --threads, such as 2,8,16, the model is opened and measured with each, and the best of them is
+/// told for every figure; --json prints {runs, best}.
 ///
 /// With --make-random it writes a model of random weights in the shape of a real one instead, without a tokenizer, and
 /// prints its path.
@@ -28,19 +32,20 @@ use crate::cli::device::DeviceArgs;
 /// With --shapes it makes such models itself, one after the other in the types of --types, measures them and removes
 /// them. The largest of the usual shapes takes 15 GB. --json prints the same with {models} in place of one model's
 /// figures.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "Examples:
   fornax bench
   fornax bench --shapes --device cuda:0
   fornax bench --shapes=qwen2.5-7b --types bf16,q4_k_m --only decode --streams 1,64 --device cuda:0
   fornax bench ./model.gguf --threads 4 --json
+  fornax bench ./model.gguf --threads 2,8,16
   fornax bench ./model.gguf --http
   fornax bench --http=http://127.0.0.1:8080 --streams 1,16 --rate 2
   fornax bench --make-random qwen2.5-0.5b --quant q8_0
   fornax bench ./random.gguf --make-random tiny --quant f16
 
-Shapes: tiny, smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, llama3-70b; of hybrids tiny-hybrid, tiny-hybrid-moe, \
-qwen3.5-4b, qwen3.6-27b, qwen3.6-35b-a3b. Types: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, \
+Shapes: tiny, smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, llama3-70b, qwen3-30b-a3b; of hybrids tiny-hybrid, \
+tiny-hybrid-moe, qwen3.5-4b, qwen3.6-27b, qwen3.6-35b-a3b. Types: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, \
 q4_k, q5_k, q6_k, q4_k_m; rows that do not fill a block of the type fall back to another, as in llama.cpp.")]
 pub(crate) struct Bench {
     /// Path, catalog name or hub reference of the model [default: smollm2]; with --make-random the file to write

@@ -642,6 +642,15 @@ fn sum(words: &[u64]) -> u64 {
 }
 
 impl Figures {
+    /// Tokens a second of everything that is measured in them, by its name.
+    pub(super) fn rates(&self) -> Vec<(String, f64)> {
+        let prefill = self.prefill.iter().map(|prefill| (prefill.name(), prefill.tokens_per_second));
+        let decode = self.decode.iter().map(|decode| (decode.name(""), decode.tokens_per_second));
+        let served = self.http.iter().flat_map(|http| &http.decode);
+        let served = served.map(|decode| (decode.name("http "), decode.tokens_per_second));
+        prefill.chain(decode).chain(served).collect()
+    }
+
     /// For people.
     pub(super) fn table(&self) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
@@ -701,8 +710,12 @@ fn percent(share: Option<f64>) -> String {
 }
 
 impl Prefill {
+    fn name(&self) -> String {
+        format!("prefill {}", self.tokens)
+    }
+
     fn line(&self) -> String {
-        let name = format!("prefill {}", self.tokens);
+        let name = self.name();
         let line = format!(
             "{name:<20} {:>10.1} {:>10.2} {:>9} {:>9.1} {:>9}",
             self.tokens_per_second,
@@ -716,11 +729,15 @@ impl Prefill {
 }
 
 impl Decode {
-    fn line(&self, through: &str) -> String {
-        let name = match self.prompt {
+    fn name(&self, through: &str) -> String {
+        match self.prompt {
             LONG_PROMPT => format!("{through}decode at {LONG_PROMPT}"),
             _ => format!("{through}decode x {}", self.streams),
-        };
+        }
+    }
+
+    fn line(&self, through: &str) -> String {
+        let name = self.name(through);
         let mut line = format!("{name:<20} {:>10.1}", self.tokens_per_second);
         if let Some(work) = &self.work {
             line += &format!(

@@ -4,6 +4,7 @@ mod args;
 mod load;
 mod measured;
 mod shapes;
+mod threads;
 mod wire;
 
 use std::fmt::Write as _;
@@ -21,7 +22,8 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
-use super::device::{self, Taken};
+use super::args::Threads;
+use super::device::{self, DeviceArgs, Taken};
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::{Meter, megabytes};
@@ -30,6 +32,7 @@ use super::{locate, output, serve};
 pub(crate) use args::Bench;
 use load::{Clients, Target};
 use measured::{Figures, Http, Inside, Measured, Rates, Setup, Traffic};
+use threads::Compared;
 use wire::Wire;
 
 /// What `--json` prints. Rates are tokens per second.
@@ -48,6 +51,8 @@ struct Report {
 struct DeviceReport {
     device: String,
     threads: usize,
+    /// Of those, the ones that compute a step of few tokens.
+    threads_for_few: usize,
     activations: &'static str,
     kv_dtype: String,
     #[serde(flatten)]
@@ -59,6 +64,7 @@ impl DeviceReport {
         DeviceReport {
             device: model.kind().to_string(),
             threads: model.threads(),
+            threads_for_few: model.threads_for_few(),
             activations: args.device.activations_on(model.kind()).name(),
             kv_dtype: model.kv_dtype().to_string(),
             rates,
@@ -66,9 +72,15 @@ impl DeviceReport {
     }
 
     fn words(&self) -> String {
-        let DeviceReport { device, threads, activations, kv_dtype, rates } = self;
-        let what =
-            format!("{device}, {threads} threads, {activations} activations, keys and values in {kv_dtype}");
+        let DeviceReport { device, threads, threads_for_few: few, activations, kv_dtype, rates } = self;
+        let few = if few == threads {
+            String::new()
+        } else {
+            format!(" ({few} of them for single tokens: faster here)")
+        };
+        let what = format!(
+            "{device}, {threads} threads{few}, {activations} activations, keys and values in {kv_dtype}"
+        );
         format!("{what}\n{}\n", rates.words())
     }
 }
@@ -137,22 +149,61 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
         return shapes::shapes(args, names, &setup, &clients, &interrupt);
     }
     let path = locate::locate(args.model.as_deref())?;
-    let options = options(&path, args, &setup)?;
+    let measure = |args: &Bench| measure(&path, args, &setup, &clients, &interrupt);
+    let counts = match &args.device.threads {
+        Some(Threads::Counts(counts)) if counts.len() > 1 => counts,
+        _ => {
+            let report = measure(args)?;
+            return if args.output.json { output::json(&report) } else { tell(&report.words()?) };
+        }
+    };
+    let mut reports = Vec::new();
+    for &count in counts {
+        let args = &mut Bench {
+            device: DeviceArgs { threads: Some(Threads::Counts(vec![count])), ..args.device.clone() },
+            ..args.clone()
+        };
+        let report = measure(args)?;
+        if !args.output.json {
+            tell(&report.words()?)?;
+        }
+        reports.push(report);
+    }
+    let compared = Compared::new(reports);
+    if args.output.json { output::json(&compared) } else { tell(&compared.table()?) }
+}
+
+fn tell(words: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(words.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Opens one model and measures it.
+fn measure(
+    path: &Path,
+    args: &Bench,
+    setup: &Setup,
+    clients: &Clients,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Report> {
+    let options = options(path, args, setup)?;
     let (model, taken) = device::open_timed(options)?;
     device::announce(model.device(), &args.device)?;
     let rates = Rates::measure(&model)?;
-    let inside = Inside { model: &model, traffic: Traffic::of(&path, &model)?, rates };
+    let inside = Inside { model: &model, traffic: Traffic::of(path, &model)?, rates };
     let load = Load::of(taken, &inside);
-    let figures = figures(args, &setup, inside, &clients, &interrupt)?;
-    let report = Report { model: path, device: DeviceReport::of(&model, args, rates), load, figures };
-    if args.output.json {
-        return output::json(&report);
+    let figures = figures(args, setup, inside, clients, interrupt)?;
+    Ok(Report { model: path.to_owned(), device: DeviceReport::of(&model, args, rates), load, figures })
+}
+
+impl Report {
+    fn words(&self) -> Result<String, std::fmt::Error> {
+        let mut out = String::new();
+        writeln!(out, "{}", self.model.display())?;
+        write!(out, "{}{}{}", self.device.words(), self.load.words(), self.figures.table()?)?;
+        Ok(out)
     }
-    let mut out = String::new();
-    writeln!(out, "{}", report.model.display())?;
-    write!(out, "{}{}{}", report.device.words(), report.load.words(), report.figures.table()?)?;
-    io::stdout().lock().write_all(out.as_bytes())?;
-    Ok(())
 }
 
 /// How the model is opened: with room for the longest conversation where there is that much, else for the others. What
