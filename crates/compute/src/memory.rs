@@ -204,6 +204,8 @@ pub enum Need {
     WeighedInputs,
     /// [`Pointwise::Xielu`](crate::Pointwise).
     Xielu,
+    /// [`clamp`](crate::Backend::clamp).
+    Clamp,
     /// [`WeightPlace::Host`] of a table whose rows are looked up.
     HostTables,
     /// [`WeightPlace::Host`] of what is multiplied by.
@@ -214,7 +216,7 @@ pub enum Need {
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 36] = [
+    pub const ALL: [Need; 37] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -248,6 +250,7 @@ impl Need {
         Need::Chunks,
         Need::WeighedInputs,
         Need::Xielu,
+        Need::Clamp,
         Need::HostTables,
         Need::HostWeights,
         Need::FileWeights,
@@ -290,6 +293,7 @@ impl fmt::Display for Need {
             Need::Chunks => "attention in chunks",
             Need::WeighedInputs => "experts whose inputs are weighed",
             Need::Xielu => "a feed-forward of xIELU",
+            Need::Clamp => "bounds of each column",
             Need::HostTables => "a table in the host's memory",
             Need::HostWeights => "weights in the host's memory",
             Need::FileWeights => "weights that stay in their file",

@@ -477,8 +477,8 @@ impl Memory for Cuda {
                 == (heads, soft_cap.is_some(), sinks.is_some(), causal, rotates)
         };
         if !foreseen.iter().any(alike) {
-            let (reach, chunk) = (None, None);
-            let attention = Attention { heads, layer, scale, soft_cap, sinks, causal, reach, chunk };
+            let (ahead, reach, chunk) = (true, None, None);
+            let attention = Attention { heads, layer, scale, soft_cap, sinks, causal, ahead, reach, chunk };
             foreseen.push((attention, rotates));
         }
     }

@@ -446,6 +446,7 @@ impl Sizes for CudaSizes {
             | Need::Chunks
             | Need::WeighedInputs
             | Need::Xielu
+            | Need::Clamp
             | Need::ChannelScan
             | Need::HostTables
             | Need::HostWeights
