@@ -12,7 +12,7 @@ use fornax_model::{Config, Facts};
 use crate::fixture::{Container, folder};
 
 /// What CUDA does not have; the refusals in its own tests list the same.
-const NOT_ON_CUDA: [Need; 15] = [
+const NOT_ON_CUDA: [Need; 16] = [
     Need::GivenRows,
     Need::Sections,
     Need::LastSeen,
@@ -26,6 +26,7 @@ const NOT_ON_CUDA: [Need; 15] = [
     Need::Chunks,
     Need::WeighedInputs,
     Need::Xielu,
+    Need::Clamp,
     Need::ChannelScan,
     Need::HostTables,
 ];
