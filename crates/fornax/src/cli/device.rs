@@ -54,7 +54,7 @@ pub(crate) struct DeviceArgs {
     /// Most tokens that an image becomes; larger ones are shrunk [default: 1024]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive, conflicts_with = "no_images")]
     pub(crate) image_tokens: Option<usize>,
-    /// The file that reads images for a GGUF model; one beside it with its name is found without this
+    /// The file that reads images for a GGUF model; one in the model's own folder is found without this
     #[arg(long, value_name = "FILE", conflicts_with = "no_images")]
     pub(crate) mmproj: Option<std::path::PathBuf>,
     /// Same tokens whatever else runs; always so, on the CPU and on GPUs

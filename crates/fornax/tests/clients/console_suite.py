@@ -756,7 +756,9 @@ def images_are_picked_pasted_and_dropped(page):
     # Answers of a model that reads text say so.
     page.click("#new")
     page.set_input_files("#attach-files", [picked])
-    ask(page, "And this?")
+    page.fill("#question", "And this?")
+    page.keyboard.press("Enter")
+    answered(page, "The answer failed")
     expect(page.locator(".message.assistant")).to_contain_text("reads no images")
     # A photograph of a phone is sent smaller.
     size = page.evaluate("""async () => {
