@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use fornax_chat::READS_NO_IMAGES;
-use fornax_compute::cpu::Activations;
+use fornax_compute::cpu::{Activations, Watch};
 use fornax_compute::{KvDType, Need, Pooling, Purpose};
 use fornax_engine::{Change, Plan, Remedy};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
@@ -67,6 +67,7 @@ impl OpenOptions {
                 private: None,
                 activations: Activations::Integer,
                 threads: None,
+                watch: None,
             },
             parallel: 1,
             logit_rows: LOGIT_ROWS,
@@ -163,6 +164,12 @@ impl OpenOptions {
     /// is slow: the specification of what a GPU computes, to compare it with.
     pub fn activations(mut self, activations: Activations) -> OpenOptions {
         self.setup.activations = activations;
+        self
+    }
+
+    /// Counts on the CPU what matrices are multiplied by.
+    pub(crate) fn watch(mut self, watch: Arc<Watch>) -> OpenOptions {
+        self.setup.watch = Some(watch);
         self
     }
 

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bench;
+mod convert;
 mod embed;
 mod generation;
 mod golden;
