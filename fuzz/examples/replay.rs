@@ -12,6 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("safetensors") => fornax_fuzz::safetensors,
         Some("template") => fornax_fuzz::template,
         Some("tokenizer") => fornax_fuzz::tokenizer,
+        Some("body") => fornax_fuzz::body,
         Some("form") => fornax_fuzz::form,
         Some("frame") => fornax_fuzz::frame,
         Some("adapter") => fornax_fuzz::adapter,

@@ -4,20 +4,32 @@
 //! the disk. What the others do is in a file each, which the tests of the crates include, too.
 
 mod adapter;
+mod body;
+#[path = "../../crates/server/tests/http/client.rs"]
+#[expect(dead_code, reason = "shared with the server's tests")]
+mod client;
 mod form;
 mod frame;
 #[path = "../../crates/text/tests/support/mod.rs"]
 mod support;
 mod template;
 mod tokenizer;
+#[path = "../../crates/server/tests/http/world.rs"]
+#[expect(dead_code, reason = "shared with the server's tests")]
+mod world;
 
+use std::cell::RefCell;
 use std::hint::black_box;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use fornax_form::Grammars;
 use fornax_format::{Error, Gguf, Metadata, Safetensors, Value, View};
 use fornax_text::{Chat, Tokenizer};
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use world::{Setup, World};
 
 /// Stands between the files of an input that is a model in several files.
 pub const SEPARATOR: &[u8] = b"\xffFILE\xff";
@@ -65,6 +77,31 @@ pub fn tokenizer(data: &[u8]) {
 pub fn form(data: &[u8]) {
     BENCH.with(|bench| form::form(&bench.grammars, data));
 }
+
+/// Sends the input, a route and a body for it, to a server that runs.
+pub fn body(data: &[u8]) {
+    thread_local! {
+        static CALLER: RefCell<body::Caller> = RefCell::new(body::Caller::new(SERVER.world.address));
+    }
+    CALLER.with_borrow_mut(|caller| caller.body(data));
+}
+
+/// A server that runs as long as this process does.
+struct Server {
+    world: World,
+    _runtime: Runtime,
+    /// Where its jobs are kept.
+    _folder: TempDir,
+}
+
+static SERVER: LazyLock<Server> = LazyLock::new(|| {
+    let runtime = Runtime::new().expect("threads can be had");
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let said = "{\"a\":5} and <tool_call>{\"name\":\"look\",\"arguments\":{}}";
+    let setup = world::keeping(folder.path(), Setup { context: 512, ..Setup::skilled(said) });
+    let world = runtime.block_on(World::ready(setup));
+    Server { world, _runtime: runtime, _folder: folder }
+});
 
 /// Reads the input as frames of private inference.
 pub fn frame(data: &[u8]) {

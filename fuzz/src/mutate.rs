@@ -48,17 +48,16 @@ pub fn cases(name: &str, few: u64, mut case: impl FnMut(Random) -> bool) {
         done += 1;
     }
     let seconds = began.elapsed().as_secs_f64();
+    let of_all = format!("{accepted} of {done} cases of {name} from {first} on were accepted");
+    assert!(done == 1 || accepted > 0 && accepted < done, "{of_all}: the changes are no test");
+    // A caller waits for half a minute at most; a machine may be ten times as slow as it should be.
+    assert!(slowest.0 < Duration::from_secs(30), "case {} of {name} took {:?}", slowest.1, slowest.0);
+    // Said of cases that passed alone.
     println!(
         "FUZZ {name}: {done} cases in {seconds:.1} s, {accepted} of them accepted, {:.0} a second, the slowest {:.0} ms",
         done as f64 / seconds,
         slowest.0.as_secs_f64() * 1000.0
     );
-    assert!(
-        done == 1 || accepted > 0 && accepted < done,
-        "{accepted} of {done} were accepted: the changes are no test"
-    );
-    // A caller waits for half a minute at most; a machine may be ten times as slow as it should be.
-    assert!(slowest.0 < Duration::from_secs(30), "case {} of {name} took {:?}", slowest.1, slowest.0);
 }
 
 /// A case, named where it fails.

@@ -190,7 +190,7 @@ impl Answer {
     }
 
     fn new(reply: Reply, engine: &Handle, tokenizer: Option<&Arc<Tokenizer>>, ask: &Ask) -> Answer {
-        let Ask { request, stops, starts_text, reading, tells_tokens } = ask;
+        let Ask { request, stops, starts_text, reading, tells_tokens, held: _ } = ask;
         let shown = reading.as_ref().map_or_else(Arc::default, |reading| Arc::clone(&reading.shown));
         let may_go_on = reading.as_ref().is_some_and(Reading::may_go_on);
         let onward = tokenizer

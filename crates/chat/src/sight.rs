@@ -26,6 +26,9 @@ pub trait Sight: Send + Sync {
     /// How many tokens a picture takes. Its header says so; no pixel is decoded.
     fn tokens(&self, image: &Image) -> Result<usize, Unseen>;
 
+    /// Bytes of what is read in place of one token.
+    fn row_bytes(&self) -> usize;
+
     /// What is read in place of these tokens. It takes a while, and is given up where `go_on` says no. What was made for
     /// one owner is found by no other.
     fn look(&self, image: &Image, owner: Option<&str>, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen>;
@@ -222,6 +225,10 @@ mod tests {
         fn tokens(&self, _: &Image) -> Result<usize, Unseen> {
             self.read.fetch_add(1, Ordering::Relaxed);
             Ok(self.tokens)
+        }
+
+        fn row_bytes(&self) -> usize {
+            4
         }
 
         fn look(&self, _: &Image, _: Option<&str>, _: &dyn Fn() -> bool) -> Result<Seen, Unseen> {

@@ -37,6 +37,11 @@ pub(crate) struct Beside {
     pub(crate) several: bool,
 }
 
+/// What owners who have had much lately may have of a step in which others want something: so much of what the others'
+/// streams take. With less, whoever asks for much would get nearly nothing of a machine that is never idle; with more, the
+/// others would notice it.
+const PART_OF_GUESTS: f64 = 0.25;
+
 /// How much less of a step's prompts an owner with so many streams gets than one without: they are not among the streams of
 /// others, and take a part already.
 pub(crate) fn taken(own: usize) -> usize {
@@ -93,6 +98,19 @@ impl Budget {
         )]
         let fitting = ((seconds - step).max(0.0) / token.max(1e-9)) as usize;
         fitting.clamp(least, self.tokens_max)
+    }
+
+    /// Tokens of the next step for owners who have had much, beside so many streams of the others: one at least.
+    pub(crate) fn guests(&self, streams: usize) -> usize {
+        let Some((step, token)) = self.pace.now() else { return 1 };
+        let seconds = PART_OF_GUESTS * (step + token * streams as f64);
+        #[expect(
+            clippy::cast_sign_loss,
+            clippy::cast_possible_truncation,
+            reason = "a positive quotient; `as` saturates"
+        )]
+        let fitting = (seconds / token.max(1e-9)) as usize;
+        fitting.clamp(1, self.tokens_max)
     }
 
     /// A step of `tokens` took `elapsed`.
@@ -174,6 +192,23 @@ mod tests {
             let strangers = vec![0; strangers];
             assert_eq!(budget.tokens(&Beside { streams, strangers, several: true }), wanted);
         }
+    }
+
+    #[test]
+    fn guests_make_a_step_longer_by_a_quarter_of_what_streams_take() {
+        let mut budget = Budget::new(2048);
+        assert_eq!(budget.guests(4), 1);
+        // The GPU of above: 4 ms for the step cost as much as 160 tokens.
+        for tokens in [2048, 32, 32, 2048, 32] {
+            budget.observe(tokens, Duration::from_micros(4000 + 25 * tokens as u64));
+        }
+        assert!(budget.guests(1).abs_diff(40) <= 1 && budget.guests(40).abs_diff(50) <= 1);
+        // Where tokens are what costs, one is all.
+        let mut budget = Budget::new(256);
+        for tokens in [64, 8, 8, 64, 8] {
+            budget.observe(tokens, Duration::from_micros(3000 + 1000 * tokens as u64));
+        }
+        assert_eq!([1, 2, 5].map(|streams| budget.guests(streams)), [1, 1, 2]);
     }
 
     /// The same, where one of those with prompts has streams already: what they take is part of what it may have.

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
@@ -15,16 +15,16 @@ use fornax_model::{Adapter, AdapterFault};
 use crate::{
     Clock,
     adapters::{AdapterChange, AdapterRefusal, Adapters},
-    budget::{Beside, Budget},
+    budget::Budget,
     event::{EndReason, Event, Failure, Usage},
     grammar::Grammar,
     handle::{Arrived, Door, Handle, QueueLimits},
     question::{Mask, Others, Question, QuestionKind, ask},
     request::{Capacity, PRIORITY_PLACES, Piece, Refusal, Request},
     runner::Runner,
-    scheduler::{Scheduled, Scheduler, Sequences, StepLimits},
+    scheduler::{Scheduled, Scheduler, Sequences, Standing, StepLimits},
     sequence::{Sequence, SequenceId},
-    shares::Line,
+    shares::{Line, Owner, Uses},
     speculation::{Draft, Speculation},
     stats::Stats,
 };
@@ -80,6 +80,8 @@ pub struct Engine {
     collected: Duration,
     /// Where those who come in stand.
     line: Line,
+    /// Who has had how much of the steps' time lately.
+    uses: Uses,
     adapters: Adapters,
     stats: Stats,
 }
@@ -95,6 +97,8 @@ struct StepInFlight {
     /// What was read instead of sampled, in the order of its rows.
     embedded: Vec<Embedded>,
     tokens: usize,
+    /// The same by owner, where there are several.
+    tokens_of: Vec<(Owner, usize)>,
     began: Duration,
 }
 
@@ -161,6 +165,7 @@ impl Engine {
             clock: options.clock,
             collected: Duration::ZERO,
             line: Line::default(),
+            uses: Uses::default(),
             adapters: Adapters::new(runner.adapters(), runner.adapter_room()),
             stats: Stats::default(),
             runner,
@@ -369,11 +374,18 @@ impl Engine {
     fn launch(&mut self) -> bool {
         let mut step = std::mem::take(&mut self.spare);
         let several = self.line.is_shared();
-        let budget = |streams, strangers| self.budget.tokens(&Beside { streams, strangers, several });
-        step.rows = self.scheduler.schedule(budget, step.rows);
+        let guests = match several {
+            true => self.uses.guests(self.scheduler.owners(), (self.clock)()),
+            false => HashSet::new(),
+        };
+        step.rows = self.scheduler.schedule(&self.budget, Standing { several, guests }, step.rows);
         if step.rows.is_empty() {
             self.spare = step;
             return false;
+        }
+        step.tokens_of.clear();
+        if several {
+            step.tokens_of = self.scheduler.tokens_of(&step.rows);
         }
         self.scheduler.place_adapters(|number| self.adapters.place(number));
         let rows = &step.rows;
@@ -524,6 +536,10 @@ impl Engine {
         self.collected = collected;
         self.budget.observe(step.tokens, elapsed);
         self.scheduler.observe(step.tokens, elapsed.as_secs_f64());
+        let of_each = elapsed.as_secs_f64() / step.tokens.max(1) as f64;
+        for (owner, tokens) in step.tokens_of.drain(..) {
+            self.uses.add(&owner, of_each * tokens as f64, collected);
+        }
         self.stats.steps += 1;
         let mut asked = step.asked.as_slice();
         let mut answers = output.sampled.into_iter();
@@ -804,14 +820,17 @@ mod tests {
     use crate::{
         automaton::Automaton,
         fake::{Fake, FakeOptions},
+        reply::Reply,
     };
 
     /// A fake that writes down which step is called for what, and can swallow answers.
+    type Sizes = Arc<std::sync::Mutex<Vec<usize>>>;
+
     struct Noting {
         fake: Fake,
         notes: Rc<RefCell<Vec<String>>>,
         /// Tokens of each step.
-        sizes: Rc<RefCell<Vec<usize>>>,
+        sizes: Sizes,
         launched: usize,
         collected: usize,
         /// The answers of this step get lost.
@@ -827,7 +846,7 @@ mod tests {
     impl Runner for Noting {
         fn launch(&mut self, batch: &Batch) -> Result<(), Error> {
             self.note(format!("launch {}", self.launched));
-            self.sizes.borrow_mut().push(batch.tokens.len());
+            self.sizes.lock().unwrap().push(batch.tokens.len());
             self.launched += 1;
             self.fake.launch(batch)
         }
@@ -876,7 +895,7 @@ mod tests {
     fn noting(depth: usize, loses: Option<usize>) -> (Engine, Handle, Rc<RefCell<Vec<String>>>) {
         let (notes, clock) = (Rc::default(), Arc::new(|| Duration::ZERO));
         let options = EngineOptions::new(128, clock);
-        let (engine, handle) = noted(depth, loses, options, &notes, &Rc::default());
+        let (engine, handle) = noted(depth, loses, options, &notes, &Sizes::default());
         (engine, handle, notes)
     }
 
@@ -885,13 +904,13 @@ mod tests {
         loses: Option<usize>,
         engine: EngineOptions,
         notes: &Rc<RefCell<Vec<String>>>,
-        sizes: &Rc<RefCell<Vec<usize>>>,
+        sizes: &Sizes,
     ) -> (Engine, Handle) {
         let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 9 };
         let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots: 4 };
         let options =
             FakeOptions { groups: vec![group], limits, depth, vocab: 27, faults: Box::new(|| None) };
-        let (notes, sizes) = (Rc::clone(notes), Rc::clone(sizes));
+        let (notes, sizes) = (Rc::clone(notes), Arc::clone(sizes));
         let runner = Noting { fake: Fake::new(options), notes, sizes, launched: 0, collected: 0, loses };
         Engine::new(Box::new(runner), engine)
     }
@@ -957,7 +976,7 @@ mod tests {
         // A choice, five letters without one, a choice, two letters.
         let letters = [0..=1, 2..=2, 3..=3, 4..=4, 5..=5, 6..=6, 0..=1, 7..=7, 8..=8];
         let answer = |fast_forward: bool| {
-            let (notes, sizes) = (Rc::default(), Rc::default());
+            let (notes, sizes) = (Rc::default(), Sizes::default());
             let options =
                 EngineOptions { fast_forward, ..EngineOptions::new(128, Arc::new(|| Duration::ZERO)) };
             let (mut engine, handle) = noted(0, None, options, &notes, &sizes);
@@ -967,7 +986,7 @@ mod tests {
                 Event::Token { token, .. } => Some(token),
                 _ => None,
             });
-            (tokens.collect::<Vec<_>>(), sizes.take())
+            (tokens.collect::<Vec<_>>(), std::mem::take(&mut *sizes.lock().unwrap()))
         };
         let (forward, one_by_one) = (answer(true), answer(false));
         assert_eq!(forward.0, one_by_one.0, "no token changes");
@@ -1029,6 +1048,82 @@ mod tests {
         assert!(turns_beside_a_flood(0, 4, "flood") > 1000);
     }
 
+    /// Seconds that an owner waits for each of a few answers, on a device where a step takes three milliseconds and each of
+    /// its tokens one more; alone, or beside another owner who has flooded the engine for a while.
+    fn seconds_of_each_answer(depth: usize, flooded: bool) -> Vec<f64> {
+        let sizes = Sizes::default();
+        let clock = {
+            let sizes = Arc::clone(&sizes);
+            Arc::new(move || {
+                let sizes = sizes.lock().unwrap();
+                Duration::from_millis(sizes.iter().map(|tokens| 3 + *tokens as u64).sum())
+            })
+        };
+        let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 400 };
+        let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots: 4 };
+        let options =
+            FakeOptions { groups: vec![group], limits, depth, vocab: 27, faults: Box::new(|| None) };
+        let (fake, notes) = (Fake::new(options), Rc::default());
+        let runner = Noting { fake, notes, sizes, launched: 0, collected: 0, loses: None };
+        let engine = EngineOptions {
+            queue: QueueLimits { requests_max: 1000, tokens_max: 1_000_000 },
+            ..EngineOptions::new(1200, Arc::clone(&clock) as Clock)
+        };
+        let (mut engine, handle) = Engine::new(Box::new(runner), engine);
+        let ask = |owner: &str, start: u32, prompt: usize, tokens: usize| {
+            let prompt = (0..prompt).map(|at| (start + u32::try_from(at).unwrap()) % 27).collect();
+            let owner = Some(Arc::from(owner));
+            handle.submit(Request { owner, ..Request::new(prompt, tokens, Sampling::greedy()) }).unwrap()
+        };
+        let answered = |engine: &mut Engine, mut replies: Vec<Reply>| {
+            while !replies.is_empty() {
+                // The last turn of all may do nothing but collect.
+                let goes_on = engine.turn() == Turn::Worked;
+                engine.assert_consistent();
+                assert!(goes_on || replies.len() == 1);
+                replies.retain_mut(|reply| {
+                    let mut events = std::iter::from_fn(|| reply.try_recv());
+                    !events.any(|event| {
+                        assert!(!matches!(event, Event::Failed(_)), "{event:?}");
+                        matches!(event, Event::End { .. })
+                    })
+                });
+            }
+        };
+        // Others have been here before, and steps of several lengths were seen.
+        let first = [ask("other", 0, 50, 5), ask("flood", 0, 3, 5), ask("honest", 0, 70, 5)];
+        answered(&mut engine, first.into_iter().flatten().collect());
+        let flood: Vec<Reply> = match flooded {
+            true => (0..100).flat_map(|number| ask("flood", number, 1000, 200)).collect(),
+            false => Vec::new(),
+        };
+        while flooded && clock() < Duration::from_secs(6) {
+            assert_eq!(engine.turn(), Turn::Worked);
+        }
+        let mut times = Vec::new();
+        for number in 0..5 {
+            let began = clock();
+            let asked = ask("honest", 7 * number, 40, 10);
+            answered(&mut engine, asked);
+            times.push((clock() - began).as_secs_f64());
+        }
+        drop(flood);
+        while engine.turn() == Turn::Worked {}
+        engine.assert_consistent();
+        assert_eq!(handle.stats().pages[0].referenced, 0);
+        times
+    }
+
+    #[test]
+    fn who_has_had_much_lately_is_hardly_noticed_by_who_has_not() {
+        for depth in 0..2 {
+            let (alone, beside) = (seconds_of_each_answer(depth, false), seconds_of_each_answer(depth, true));
+            for (alone, beside) in alone.iter().zip(&beside) {
+                assert!(*beside < 1.6 * alone, "depth {depth}: {beside} s, alone {alone} s");
+            }
+        }
+    }
+
     #[test]
     fn a_runner_that_loses_answers_fails_the_steps_in_flight_and_nothing_else() {
         for depth in [0, 1] {
@@ -1061,7 +1156,7 @@ mod tests {
         let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots: 4 };
         let options =
             FakeOptions { groups: vec![group], limits, depth: 0, vocab: 27, faults: Box::new(|| None) };
-        let (notes, sizes) = (Rc::default(), Rc::default());
+        let (notes, sizes) = (Rc::default(), Sizes::default());
         let histories = Rc::new(RefCell::new(Vec::new()));
         let fake = Fake::new(options).with_given(1);
         let noting = Noting { fake, notes, sizes, launched: 0, collected: 0, loses: None };

@@ -16,7 +16,7 @@ use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, Row, Token};
 use slotmap::{Key, SlotMap};
 
 use crate::{
-    budget::taken,
+    budget::{Beside, Budget, taken},
     event::Miss,
     handle::Ticket,
     pages::{PageCounts, Pages},
@@ -107,6 +107,17 @@ pub(crate) struct Scheduler {
     computed: Sequences,
     /// The last batch, whose memory the next one uses again.
     batch: Batch,
+    /// Whose turn it is among guests' streams: the place of the one that was in a step last.
+    guests_turn: i64,
+}
+
+/// How the owners of a step stand to each other.
+#[derive(Default)]
+pub(crate) struct Standing {
+    /// Whether requests have come from more than one.
+    pub(crate) several: bool,
+    /// Those who have had much lately, beside others who have not: they have what the others leave, and a little in any case.
+    pub(crate) guests: HashSet<Owner>,
 }
 
 impl Scheduler {
@@ -131,7 +142,14 @@ impl Scheduler {
             prefix_reuse,
             computed,
             batch: Batch::default(),
+            guests_turn: 0,
         }
+    }
+
+    /// Owners who want something, once for each of their sequences.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = &Owner> {
+        let everybody = self.seated.iter().chain(&self.waiting);
+        everybody.map(|(_, id)| &self.sequence(*id).request.owner)
     }
 
     /// Takes a sequence in; it waits for a seat.
@@ -142,11 +160,12 @@ impl Scheduler {
     }
 
     /// Puts the next batch together: what each of its rows is, in `rows`; none when nothing can move. It has at most as
-    /// many tokens as `budget` says for the streams that want one, and for the owners of prompts beside streams of others:
-    /// how many of the streams are theirs.
+    /// many tokens as the budget says for the streams that want one, and for the owners of prompts beside streams of others:
+    /// how many of the streams are theirs; and as many for guests as it says for them.
     pub(crate) fn schedule(
         &mut self,
-        budget: impl FnOnce(usize, Vec<usize>) -> usize,
+        budget: &Budget,
+        standing: Standing,
         mut rows: Vec<Scheduled>,
     ) -> Vec<Scheduled> {
         rows.clear();
@@ -175,30 +194,46 @@ impl Scheduler {
                 _ => more.push(id),
             }
         }
+        // Drafts are for steps that have nothing better to do: no prompt waits to be computed.
+        let drafting = more.is_empty() && (self.waiting.is_empty() || self.slots_free.is_empty());
+        // What is computed in one step or not at all cannot be cut for guests.
+        let Standing { several, guests } = if self.computed.whole { Standing::default() } else { standing };
+        let is_guest = |id: &SequenceId| guests.contains(&self.sequence(*id).request.owner);
+        let (guests_one, one): (Vec<_>, Vec<_>) = one.into_iter().partition(is_guest);
+        let (guests_more, more): (Vec<_>, Vec<_>) = more.into_iter().partition(is_guest);
         let streams_of = self.streams_of(&one);
+        let beside =
+            Beside { streams: one.len(), strangers: self.strangers(&streams_of, &more, &guests), several };
         let mut step = StepDraft {
             batch,
             rows,
             tokens_left: if self.computed.whole {
                 self.limits.tokens_max
             } else {
-                budget(one.len(), self.strangers(&streams_of, &more)).clamp(1, self.limits.tokens_max)
+                budget.tokens(&beside).clamp(1, self.limits.tokens_max)
             },
             wanted_left: self.limits.wanted_max,
             tokens_max: self.limits.tokens_max,
             computed: self.computed,
         };
-        // Drafts are for steps that have nothing better to do: no prompt waits to be computed.
-        let drafting = more.is_empty() && (self.waiting.is_empty() || self.slots_free.is_empty());
         let mut after = one.len();
         for id in one {
             after -= 1;
             let drafts = if drafting { self.drafts_for(id, streams, after, &step) } else { 0 };
             self.advance(id, drafts, &mut step);
         }
-        let parts = self.parts();
+        let mut parts = self.parts(guests);
         self.advance_prompts(more, &streams_of, &parts, &mut step);
-        self.seat_waiting(parts, &mut step);
+        self.seat_waiting(false, &mut parts, &mut step);
+        if !parts.guests.is_empty() {
+            let room = self.limits.tokens_max - step.batch.tokens.len();
+            step.tokens_left = budget.guests(beside.streams).min(room);
+            self.advance_guests(guests_one, &mut step);
+            // Their prompts move on even where their streams take all of it.
+            step.tokens_left = step.tokens_left.max(1).min(self.limits.tokens_max - step.batch.tokens.len());
+            self.advance_prompts(guests_more, &HashMap::new(), &parts, &mut step);
+            self.seat_waiting(true, &mut parts, &mut step);
+        }
         self.place_lasts(&mut step);
         self.batch = step.batch;
         step.rows
@@ -221,11 +256,37 @@ impl Scheduler {
         }
     }
 
+    /// As many streams of guests as there is room for, by turns.
+    fn advance_guests(&mut self, mut streams: Vec<SequenceId>, step: &mut StepDraft) {
+        // They are in the order of the line.
+        let turn = self.guests_turn;
+        let next = streams.iter().position(|id| self.sequence(*id).line > turn).unwrap_or(0);
+        streams.rotate_left(next);
+        for id in streams.into_iter().take(step.tokens_left) {
+            let line = self.sequences.get(id).map(|sequence| sequence.line);
+            self.advance(id, 0, step);
+            self.guests_turn = line.unwrap_or(turn);
+        }
+    }
+
     /// Says where the adapters of the batch's rows lie, which requests name by number.
     pub(crate) fn place_adapters(&mut self, place: impl Fn(u32) -> u32) {
         for adapter in self.batch.adapters.iter_mut().flatten() {
             *adapter = place(*adapter);
         }
+    }
+
+    /// Tokens of the batch that was put together last, by owner.
+    pub(crate) fn tokens_of(&self, rows: &[Scheduled]) -> Vec<(Owner, usize)> {
+        let mut tokens: Vec<(Owner, usize)> = Vec::new();
+        for (scheduled, row) in rows.iter().zip(&self.batch.rows) {
+            let owner = &self.sequence(scheduled.id).request.owner;
+            match tokens.iter_mut().find(|(other, _)| other == owner) {
+                Some((_, sum)) => *sum += row.len as usize,
+                None => tokens.push((owner.clone(), row.len as usize)),
+            }
+        }
+        tokens
     }
 
     /// The batch that was put together last.
@@ -287,10 +348,15 @@ impl Scheduler {
 
     /// Owners who have prompts, seated or in line, where a stream of another owner wants its next token: how many of the
     /// streams are each one's. Else none.
-    fn strangers(&self, streams_of: &HashMap<Owner, usize>, prompts: &[SequenceId]) -> Vec<usize> {
+    fn strangers(
+        &self,
+        streams_of: &HashMap<Owner, usize>,
+        prompts: &[SequenceId],
+        guests: &HashSet<Owner>,
+    ) -> Vec<usize> {
         let owner = |id: &SequenceId| &self.sequence(*id).request.owner;
         let prompts = prompts.iter().map(owner).chain(self.waiting.iter().map(|(_, id)| owner(id)));
-        let owners: HashSet<&Owner> = prompts.collect();
+        let owners: HashSet<&Owner> = prompts.filter(|owner| !guests.contains(*owner)).collect();
         let beside_another =
             owners.iter().any(|prompt| streams_of.keys().any(|streaming| streaming != *prompt));
         match beside_another {
@@ -300,8 +366,8 @@ impl Scheduler {
     }
 
     /// Who has seats and who waits for one.
-    fn parts(&self) -> Parts {
-        let mut parts = Parts::default();
+    fn parts(&self, guests: HashSet<Owner>) -> Parts {
+        let mut parts = Parts::new(guests);
         for &(_, id) in &self.seated {
             let sequence = self.sequence(id);
             if sequence.leave.is_none() {
@@ -316,6 +382,7 @@ impl Scheduler {
 
     /// Computes what is missing of prompts: an equal part of the step for each owner that has some, less what its streams
     /// take. What one does not use is there for the next, and something is left for an owner who is about to be seated.
+    /// They are guests' prompts or those of the others.
     fn advance_prompts(
         &mut self,
         more: Vec<SequenceId>,
@@ -343,7 +410,8 @@ impl Scheduler {
         };
         prompts.sort_by_key(|(missing, _, ids)| (!ids.first().is_some_and(reads_whole), *missing));
         let owners: Vec<Owner> = prompts.iter().map(|(_, owner, _)| owner.clone()).collect();
-        let expected = parts.expects_other_than(&owners, !self.slots_free.is_empty());
+        let guests = owners.first().is_some_and(|owner| parts.is_guest(owner));
+        let expected = parts.expects_other_than(&owners, guests, !self.slots_free.is_empty());
         // Sequences that are computed in one step cannot be cut.
         let shared = !step.computed.whole && prompts.len() + usize::from(expected) > 1;
         let mut left = step.tokens_left;
@@ -370,14 +438,14 @@ impl Scheduler {
     }
 
     /// Seats waiting sequences until slots, pages or the budget run out: those of the owners with the fewest seats
-    /// first, then in line order.
-    fn seat_waiting(&mut self, mut parts: Parts, step: &mut StepDraft) {
-        while let Some(id) = parts.next() {
+    /// first, then in line order; guests or the others.
+    fn seat_waiting(&mut self, guests: bool, parts: &mut Parts, step: &mut StepDraft) {
+        while let Some(id) = parts.next(guests) {
             let sequence = self.sequence(id);
             if self.waits_for_leader(sequence) {
                 continue;
             }
-            if self.slots_free.is_empty() && !self.unseat_for(id, &mut parts, step) {
+            if self.slots_free.is_empty() && !self.unseat_for(id, parts, step) {
                 return;
             }
             let Some(slot) = self.slots_free.pop() else { return };
@@ -392,7 +460,7 @@ impl Scheduler {
                     if self.pages.grow(&mut tables, hit + len) {
                         break true;
                     }
-                    if !self.unseat_for(id, &mut parts, step) {
+                    if !self.unseat_for(id, parts, step) {
                         break false;
                     }
                 };

@@ -10,8 +10,11 @@ use llguidance::api::TopLevelGrammar;
 
 use crate::FormError;
 
-/// How deep groups may stand in each other: reading them recurses.
+/// How deep groups may stand in each other, and repetitions of repetitions: reading and writing them recurses.
 const DEPTH_MAX: usize = 100;
+
+/// How deep rules may refer to each other in one expression; deeper ones stay a grammar.
+const RULES_DEPTH_MAX: usize = 500;
 
 /// The most that a count in braces may be, as in llama.cpp.
 const TIMES_MAX: u32 = 2000;
@@ -34,7 +37,7 @@ pub(crate) fn is_meant(text: &str) -> bool {
 /// The grammar in a language of the compiler's.
 pub(crate) fn written(text: &str) -> Result<TopLevelGrammar, FormError> {
     let rules = Reader::read(text)?;
-    let mut expressions = Expressions { rules: &rules, known: HashMap::new() };
+    let mut expressions = Expressions::of(&rules);
     Ok(match expressions.of_rule(0) {
         Some(expression) => TopLevelGrammar::from_regex(&format!("(?:{expression})")),
         None => TopLevelGrammar::from_lark(Lark::of(&rules)),
@@ -62,6 +65,17 @@ enum Node {
         least: u32,
         most: Option<u32>,
     },
+}
+
+impl Node {
+    /// How many repetitions stand around each other here.
+    fn repeats(&self) -> usize {
+        let (mut depth, mut inner) = (0, self);
+        while let Node::Repeat { node, .. } = inner {
+            (depth, inner) = (depth + 1, node);
+        }
+        depth
+    }
 }
 
 fn is_word(character: char) -> bool {
@@ -139,6 +153,10 @@ impl<'a> Reader<'a> {
                 }
                 Some('*' | '+' | '?' | '{') => {
                     let Some(node) = sequence.pop() else { return Err(self.wrong("something to repeat")) };
+                    if node.repeats() >= DEPTH_MAX {
+                        let what = "depth of repetitions in the grammar";
+                        return Err(FormError::TooLarge { what, max: DEPTH_MAX });
+                    }
                     let (least, most) = self.times()?;
                     Node::Repeat { node: Box::new(node), least, most }
                 }
@@ -316,15 +334,26 @@ struct Expressions<'a> {
     rules: &'a [Alternatives],
     /// None of a rule that is being written, or that cannot be.
     known: HashMap<usize, Option<String>>,
+    /// Rules that are being written, each for another.
+    depth: usize,
 }
 
-impl Expressions<'_> {
+impl<'a> Expressions<'a> {
+    fn of(rules: &'a [Alternatives]) -> Expressions<'a> {
+        Expressions { rules, known: HashMap::new(), depth: 0 }
+    }
+
     fn of_rule(&mut self, number: usize) -> Option<String> {
         if let Some(known) = self.known.get(&number) {
             return known.clone();
         }
+        if self.depth == RULES_DEPTH_MAX {
+            return None;
+        }
         self.known.insert(number, None);
+        self.depth += 1;
         let expression = self.of_alternatives(&self.rules[number]);
+        self.depth -= 1;
         self.known.insert(number, expression.clone());
         expression
     }
@@ -468,6 +497,8 @@ mod tests {
         check("root = \"a\"", "expected \"::=\"");
         check("root ::= \"a\" ]", "the end of the rule");
         check(&format!("root ::= {}", "(".repeat(101)), "depth of groups");
+        check(&format!("root ::= \"a\"{}", "*".repeat(1 << 20)), "depth of repetitions");
+        assert!(Reader::read(&format!("root ::= \"a\"{}", "*".repeat(100))).is_ok());
     }
 
     #[test]
@@ -478,6 +509,15 @@ mod tests {
         }
         text += "a40 ::= \"x\"";
         let rules = Reader::read(&text).unwrap();
-        assert_eq!(Expressions { rules: &rules, known: HashMap::new() }.of_rule(0), None);
+        assert_eq!(Expressions::of(&rules).of_rule(0), None);
+        // Or goes on and on: some hundred thousand calls in each other would end the process.
+        let chain = |length: usize| {
+            let rule = |number: usize| format!("a{number} ::= a{}\n", number + 1);
+            let rules: String = (0..length).map(rule).collect();
+            let text = format!("root ::= a0\n{rules}a{length} ::= \"x\"");
+            let rules = Reader::read(&text).unwrap();
+            Expressions::of(&rules).of_rule(0).is_some()
+        };
+        assert!(chain(400) && !chain(100_000));
     }
 }

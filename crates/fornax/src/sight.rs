@@ -209,6 +209,7 @@ pub(crate) struct Eyes {
     processor: Processor,
     placeholder: Placeholder,
     frame: Option<Frame>,
+    row_bytes: usize,
     kept: Arc<Mutex<Kept>>,
     /// `None` only while it is dropped.
     jobs: Option<Sender<Job>>,
@@ -266,6 +267,7 @@ impl Eyes {
             processor: reading.processor.clone(),
             placeholder,
             frame: reading.family.frame,
+            row_bytes: reading.tower.columns() * size_of::<f32>(),
             kept,
             jobs: Some(jobs),
             thread: Some(thread),
@@ -297,6 +299,10 @@ impl Sight for Eyes {
     fn tokens(&self, image: &Image) -> Result<usize, Unseen> {
         let size = Picture::size_of(&image.bytes).map_err(wrong)?;
         Ok(self.processor.grid(size).map_err(wrong)?.tokens())
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
     fn look(&self, image: &Image, owner: Option<&str>, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen> {

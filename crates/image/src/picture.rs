@@ -218,6 +218,9 @@ fn kind(bytes: &[u8]) -> Result<ImageFormat, Error> {
     Err(Error::Kind { found })
 }
 
+/// What the decoder says, in a line: it may end lines, and repeat what stands in the file.
 fn damaged(error: ImageError) -> Error {
-    Error::Damaged { reason: error.to_string() }
+    let said = error.to_string();
+    let line: String = said.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    Error::Damaged { reason: line }
 }

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::config::distinct;
 use crate::facts::QkRows;
 use crate::names::{Name, Owner, Tensor, Transform};
+use crate::source::one_line;
 use crate::{Config, Error};
 
 /// An adapter for a model: small matrices whose product is added to some of its products.
@@ -319,7 +320,7 @@ fn is_hub_name(name: &str) -> bool {
 
 /// The rank and the scale of a configuration that is one of those computed here.
 fn read(config: &Value) -> Result<(usize, f32), AdapterFault> {
-    let wrong = |key, wanted| AdapterFault::Key { key, got: config[key].to_string(), wanted };
+    let wrong = |key, wanted| AdapterFault::Key { key, got: one_line(&config[key]), wanted };
     if config["peft_type"] != "LORA" {
         return Err(wrong("peft_type", "\"LORA\""));
     }
@@ -374,6 +375,7 @@ mod tests {
         };
         check("peft_type", json!("IA3"), "peft_type is \"IA3\", wanted \"LORA\"");
         check("bias", json!("all"), "bias is \"all\"");
+        check("bias", json!("n\u{7f}\u{9b}2J"), "bias is \"n\\u{7f}\\u{9b}2J\"");
         check("use_dora", json!(true), "use_dora is true, wanted false (DoRA is not supported)");
         check("modules_to_save", json!(["lm_head"]), "modules_to_save is [\"lm_head\"]");
         check("rank_pattern", json!({"q_proj": 8}), "rank_pattern is {\"q_proj\":8}");

@@ -136,7 +136,19 @@ pub(crate) fn within(key: &str, number: f64, range: RangeInclusive<f64>) -> Resu
 }
 
 pub(crate) fn bad(key: &str, got: impl Display, wanted: &str) -> Error {
-    Error::BadKey { key: key.to_owned(), got: got.to_string(), wanted: wanted.to_owned() }
+    Error::BadKey { key: key.to_owned(), got: one_line(got), wanted: wanted.to_owned() }
+}
+
+/// What a file says, as a line that no terminal obeys: JSON writes out only some of the control characters.
+pub(crate) fn one_line(said: impl Display) -> String {
+    let mut line = String::new();
+    for character in said.to_string().chars() {
+        match character.is_control() {
+            true => line.extend(character.escape_unicode()),
+            false => line.push(character),
+        }
+    }
+    line
 }
 
 /// An object of config.json. A null is an absent key, as in Python.

@@ -4,7 +4,7 @@
 /// What a server learns all the same.
 pub const LEAKS: [&str; 3] = [
     "how many rows each round has, and so how many tokens prompt and answer have",
-    "when each round happens",
+    "when each round happens, and so how long the client chooses a token: that shows its settings, its form, and how undecided the model is",
     "which model is used",
 ];
 

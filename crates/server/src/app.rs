@@ -55,6 +55,8 @@ pub(crate) struct App {
     pub(crate) looking: Arc<Shares>,
     /// Bodies held, in KiB.
     pub(crate) bodies: Arc<Shares>,
+    /// What pictures became of requests that are not done, in KiB.
+    pub(crate) rows: Arc<Shares>,
 }
 
 /// Where the server stands.
@@ -122,6 +124,7 @@ impl App {
             preparing: Turns::new(cores.max(2)),
             looking: Shares::new(LOOKING),
             bodies: Shares::new(bodies_kib),
+            rows: Shares::new((options.rows_bytes_max >> 10).max(1)),
             options,
         })
     }

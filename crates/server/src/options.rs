@@ -25,6 +25,8 @@ pub struct ServerOptions {
     pub file_bytes_max: usize,
     /// Bytes of all bodies that are being read or understood at a time.
     pub bodies_bytes_max: usize,
+    /// Bytes of what pictures became, of all requests that wait or are computed.
+    pub rows_bytes_max: usize,
     /// How long a client may take to send its headers, or its body.
     pub read_timeout: Duration,
     /// How long a stream may wait for a client that does not read, before it is cancelled, and then its connection, before it
@@ -96,6 +98,8 @@ impl Default for ServerOptions {
             // Some ten thousand requests of a batch.
             file_bytes_max: 64 << 20,
             bodies_bytes_max: 256 << 20,
+            // Some thirty pictures of a megapixel, of a model of 2B.
+            rows_bytes_max: 1 << 30,
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),
             connections_max: 4096,

@@ -6,6 +6,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -134,6 +135,12 @@ impl State {
         }
         self.parts.retain(|part| part.held > 0 || !part.waiting.is_empty());
         None
+    }
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Share").field("units", &self.units).finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,7 @@ use tokio_rustls::{
     },
 };
 
-use crate::options::TlsFiles;
+use crate::{options::TlsFiles, secret};
 
 /// Why there is no identity.
 #[derive(Debug, thiserror::Error)]
@@ -73,12 +73,13 @@ fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
     if chain.is_empty() {
         return Err(unread("a certificate", cert, "there is none".to_owned()));
     }
-    let secret = PrivateKeyDer::from_pem_file(key);
-    let secret = secret.map_err(|error| unread("a private key", key, error.to_string()))?;
+    secret::check(key).map_err(|error| unread("a private key", key, error.to_string()))?;
+    let private = PrivateKeyDer::from_pem_file(key);
+    let private = private.map_err(|error| unread("a private key", key, error.to_string()))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private))
         .map_err(|reason| TlsError::Identity { cert: cert.clone(), key: key.clone(), reason })?;
     Ok(Arc::new(config))
 }

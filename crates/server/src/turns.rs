@@ -23,7 +23,7 @@ use crate::{
 const MEMORY: f64 = 10.0;
 
 /// Whoever holds less than this much of one turn on average prepares little, however many others prepare.
-const LITTLE: f64 = 0.25;
+const LITTLE: f64 = 0.1;
 
 /// Averages below are nobody's who prepares.
 const NOTHING: f64 = 0.01;
@@ -236,7 +236,7 @@ mod tests {
             uses.end(&other, at(31.0));
         }
         uses.begin(&idle, at(31.0));
-        assert!(uses.is_much(&idle, 2, at(32.5)) && !uses.is_much(&idle, 16, at(32.5)));
+        assert!(uses.is_much(&idle, 2, at(31.9)) && !uses.is_much(&idle, 16, at(31.9)));
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! A request under way: its answers, its clock, its place among the others.
 
 use std::{
+    fmt::Debug,
     future::{pending, poll_fn},
     pin::Pin,
+    sync::Arc,
     time::Instant,
 };
 
@@ -36,6 +38,8 @@ pub(crate) struct Work {
     /// Likelihoods that were told, alternatives included: an answer that comes whole holds them all.
     scores: usize,
     stops: Stops,
+    /// What the questions are counted by.
+    held: Vec<Arc<dyn Debug + Send + Sync>>,
 }
 
 /// What may end work from outside.
@@ -86,16 +90,18 @@ impl Work {
     /// Hands the questions to the engine.
     pub(crate) fn submit(admission: Admission, asks: Vec<Ask>) -> Result<Work, ApiError> {
         let open = asks.iter().map(|ask| ask.request.choices as usize).sum();
+        let held = asks.iter().filter_map(|ask| ask.held.clone()).collect();
         let answers = submit(&admission, asks)?;
         let stops = Stops { deadline: None, killed: admission.app.watch_killed(), cancelled: None };
         let (submitted, last_text) = (Instant::now(), vec![None; open]);
-        Ok(Work { answers, open, submitted, last_text, scores: 0, stops, admission })
+        Ok(Work { answers, open, submitted, last_text, scores: 0, stops, held, admission })
     }
 
     /// Hands more questions to the engine, once the ones before are all answered. Numbers begin anew.
     pub(crate) fn submit_more(&mut self, asks: Vec<Ask>) -> Result<(), ApiError> {
         assert_eq!(self.open, 0, "the answers before have ended");
         let open = asks.iter().map(|ask| ask.request.choices as usize).sum();
+        self.held = asks.iter().filter_map(|ask| ask.held.clone()).collect();
         self.answers = submit(&self.admission, asks)?;
         (self.open, self.submitted, self.last_text) = (open, Instant::now(), vec![None; open]);
         Ok(())

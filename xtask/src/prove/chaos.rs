@@ -7,6 +7,7 @@
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::thread::sleep;
@@ -26,6 +27,12 @@ const SECONDS_DEFAULT: u64 = 1800;
 
 /// A server that is built already.
 const BINARY: &str = "FORNAX_CHAOS_BINARY";
+
+/// A GGUF file in place of the default model: of the same shape, where that cannot be fetched.
+const MODEL: &str = "FORNAX_CHAOS_MODEL";
+
+/// Processors for the server alone, as `taskset` has them, where the callers are to have others.
+const SERVER_CORES: &str = "FORNAX_CHAOS_SERVER_CORES";
 
 const HONEST: usize = 9;
 
@@ -49,7 +56,10 @@ pub(super) fn run() -> Result<Facts> {
         Ok(seconds) => seconds.parse().with_context(|| format!("{SECONDS} is no number"))?,
         Err(_) => SECONDS_DEFAULT,
     };
-    fixtures::run(false)?;
+    let model = std::env::var(MODEL).ok();
+    if model.is_none() {
+        fixtures::run(false)?;
+    }
     let binary = match std::env::var_os(BINARY) {
         Some(binary) => PathBuf::from(binary),
         None => {
@@ -59,7 +69,7 @@ pub(super) fn run() -> Result<Facts> {
     };
     let folder = std::env::temp_dir().join(format!("fornax-chaos-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
-    let proved = proved(&binary, &folder, Duration::from_secs(seconds) / ROUNDS);
+    let proved = proved(&binary, model.as_deref(), &folder, Duration::from_secs(seconds) / ROUNDS);
     std::fs::remove_dir_all(&folder)?;
     proved
 }
@@ -69,7 +79,7 @@ fn key(number: usize) -> String {
 }
 
 /// `spell` is how long a hostile one lasts.
-fn proved(binary: &Path, folder: &Path, spell: Duration) -> Result<Facts> {
+fn proved(binary: &Path, model: Option<&str>, folder: &Path, spell: Duration) -> Result<Facts> {
     let (keys, jobs) = (folder.join("keys"), folder.join("jobs.db"));
     std::fs::write(&keys, (0..=HONEST).map(|number| key(number) + "\n").collect::<String>())?;
     let (keys, jobs) = (keys.to_string_lossy(), jobs.to_string_lossy());
@@ -85,7 +95,18 @@ fn proved(binary: &Path, folder: &Path, spell: Duration) -> Result<Facts> {
         "--device",
         "cpu",
     ];
-    let server = Server::start(binary, &args, &key(0))?;
+    let cores = std::env::var(SERVER_CORES).ok();
+    let mut command = match &cores {
+        Some(cores) => {
+            let mut command = Command::new("taskset");
+            command.args(["--cpu-list", cores]).arg(binary);
+            command
+        }
+        None => Command::new(binary),
+    };
+    let named = model.map_or_else(|| "smollm2".to_owned(), |path| format!("smollm2={path}"));
+    command.args(["serve", &named, "--port", "0"]).args(args).stderr(Stdio::null());
+    let server = Server::of(command.env("FORNAX_CACHE", fixtures::cache_dir()?), &key(0))?;
     let pages = server.use_every_page()?;
     let (mut quiet, mut chaos) = (Tally::default(), Tally::default());
     let memory = Mutex::new(Vec::new());
@@ -122,7 +143,14 @@ fn proved(binary: &Path, folder: &Path, spell: Duration) -> Result<Facts> {
     let mut facts = vec![
         (
             "model",
-            "SmolLM2-135M-Instruct Q4_1, --context 1024 --parallel 4, ten keys, jobs in SQLite".to_owned(),
+            format!(
+                "{}, --context 1024 --parallel 4, ten keys, jobs in SQLite",
+                model.unwrap_or("SmolLM2-135M-Instruct Q4_1")
+            ),
+        ),
+        (
+            "the server's processors",
+            cores.map_or_else(|| "all".to_owned(), |cores| format!("{cores}, its callers' are others")),
         ),
         ("quiet", format!("{ROUNDS} spells of {} s, {}", (spell / 4).as_secs(), quiet.counted())),
         ("hostile", format!("{ROUNDS} spells of {} s, {}", spell.as_secs(), chaos.counted())),

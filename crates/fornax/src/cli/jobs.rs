@@ -270,7 +270,7 @@ impl Client {
         let key = match &server.api_key_file {
             None => None,
             Some(file) => {
-                let keys = output::text_of(file)?;
+                let keys = output::secret_of(file)?;
                 // Behind a key stands what it may do, which is the server's affair.
                 let mut words = keys.lines().filter_map(|line| line.split_whitespace().next());
                 let key = words.find(|word| !word.starts_with('#'));

@@ -49,6 +49,24 @@ pub(crate) fn text_of(path: &Path) -> Result<String, Failure> {
     })
 }
 
+/// The same, of a file that others should not read.
+pub(crate) fn secret_of(path: &Path) -> Result<String, Failure> {
+    look_at_secret(path)?;
+    text_of(path)
+}
+
+/// Refuses a file of secrets that every user may write, and warns of one that every user may read.
+pub(crate) fn look_at_secret(path: &Path) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return Ok(());
+    }
+    if let Some(warning) = fornax_server::exposure(path).map_err(|error| Failure::unreadable(path, &error))? {
+        // Nobody reads it, and the work can go on.
+        drop(writeln!(io::stderr(), "warning: {warning}"));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

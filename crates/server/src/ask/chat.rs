@@ -1,5 +1,7 @@
 //! A chat, whichever API asks for it.
 
+use std::sync::Arc;
+
 use fornax_chat::{
     Ask, Bounds, Choice, Definition, Error, Model, Place, Prepared, Question, ToolField, Tools, Unseen,
 };
@@ -133,9 +135,12 @@ impl ChatAsk<'_> {
             && !self.counts
             && !shown.is_empty()
         {
-            ask.request.pieces = served.look(|owner, go_on| {
+            let tokens: usize = shown.iter().map(|shown| shown.at.len()).sum();
+            let (pieces, share) = served.look(tokens.saturating_mul(sight.row_bytes()), |owner, go_on| {
                 shown.iter().map(|shown| shown.look(sight, owner, go_on).map_err(wrong)).collect()
             })?;
+            ask.request.pieces = pieces;
+            ask.held = Some(Arc::new(share));
         }
         Ok(ask)
     }

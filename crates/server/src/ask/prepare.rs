@@ -94,10 +94,11 @@ pub(crate) async fn on_a_thread<T: Send + 'static>(
     served: &Arc<Served>,
     work: impl FnOnce(&Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let (served, owner, looking) = (Arc::clone(served), tenant.clone(), Arc::clone(&app.looking));
+    let (served, owner) = (Arc::clone(served), tenant.clone());
+    let (looking, rows) = (Arc::clone(&app.looking), Arc::clone(&app.rows));
     let shares_pictures = app.options.shared_prefixes;
     blocking(app, tenant, move |patience| {
-        work(&Preparing { served: &served, owner, patience, looking: &looking, shares_pictures })
+        work(&Preparing { served: &served, owner, patience, looking: &looking, rows: &rows, shares_pictures })
     })
     .await
 }
@@ -158,6 +159,8 @@ pub(crate) struct Preparing<'a> {
     patience: &'a Patience,
     /// Turns of looking at pictures.
     looking: &'a Arc<Shares>,
+    /// Room for what pictures become.
+    rows: &'a Arc<Shares>,
     /// What was seen for one owner is found by all, as prefixes are.
     shares_pictures: bool,
 }
@@ -176,15 +179,26 @@ impl Preparing<'_> {
         self.patience.check()
     }
 
-    /// Looks at pictures, as long as anybody wants it. The turn of preparing is over: what follows takes long, and is done
-    /// for as few at once as decoded pictures have room. Turns of it are shared among tenants, too. The work is told by
-    /// whom it is found again.
+    /// Looks at pictures that become so many bytes, as long as anybody wants it. The turn of preparing is over: what follows
+    /// takes long, and is done for as few at once as decoded pictures have room. Turns of it are shared among tenants, too,
+    /// and so is the room for what comes of it, which is taken for as long as the share is kept. The work is told by whom it
+    /// is found again.
     pub(crate) fn look<T>(
         &self,
+        bytes: usize,
         work: impl FnOnce(Option<&str>, &dyn Fn() -> bool) -> Result<T, ApiError>,
-    ) -> Result<T, ApiError> {
+    ) -> Result<(T, Share), ApiError> {
         self.patience.end_turn();
         let time = &self.patience.time;
+        // What is larger than all room waits for all of it.
+        let units = (bytes >> 10).saturating_add(1).min(self.rows.units());
+        // Half of what is left of the time: the other half is for looking.
+        let half = time.until.saturating_duration_since(Instant::now()) / 2;
+        let take = async { tokio::time::timeout(half, self.rows.take(&self.owner, units)).await };
+        let share = Handle::current().block_on(take).map_err(|_| {
+            let message = "requests with images hold as many bytes already as they may at a time";
+            ApiError::new(Code::QueueFull, message)
+        })?;
         let take = tokio::time::timeout_at(time.until.into(), self.looking.take(&self.owner, 1));
         let _turn = Handle::current().block_on(take).map_err(|_| time.late())?;
         self.check()?;
@@ -192,7 +206,7 @@ impl Preparing<'_> {
         let made = work(owner, &|| !self.patience.is_over());
         // What was given up says how long it took.
         self.check()?;
-        made
+        Ok((made?, share))
     }
 
     /// Compiles a form, as long as anybody wants it.

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
-use crate::{front::line::Line, trace::Span};
+use crate::{front::line::Line, secret, trace::Span};
 
 /// Keys shorter than this are guessed.
 const KEY_CHARS_MIN: usize = 16;
@@ -149,8 +149,8 @@ impl Keys {
     /// Reads the file again; how many keys there are. What is wrong with it leaves the old ones.
     pub(crate) fn reload(&self) -> Result<usize, KeysError> {
         let Some(path) = &self.file else { return Ok(0) };
-        let text =
-            std::fs::read_to_string(path).map_err(|reason| KeysError::Read { path: path.clone(), reason })?;
+        let text = secret::check(path).and_then(|()| std::fs::read_to_string(path));
+        let text = text.map_err(|reason| KeysError::Read { path: path.clone(), reason })?;
         let old = self.known();
         let mut keys: Vec<Key> = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -333,6 +333,17 @@ mod tests {
         check("a-secret-of-good-length with words\n", "owner=NAME, priority and adapters, and nothing else");
         check("a-secret-with-an-owner owner=a/b\n", "owner=NAME, priority and adapters, and nothing else");
         check("a-secret-with-an-\u{fc}mlaut\n", "no header can carry");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+
+            let mode = |mode: u32| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            mode(0o622);
+            check("another-key-of-good-length\n", "may write it (mode 0622); use chmod 600");
+            mode(0o640);
+            fs::write(&file, "a-key-of-good-length\n").unwrap();
+            assert_eq!(keys.reload().unwrap(), 1, "a group may read it");
+        }
         fs::remove_file(&file).unwrap();
         assert!(matches!(keys.reload(), Err(KeysError::Read { .. })));
         assert!(matches!(Keys::open(Some(&file), RIGHTS), Err(KeysError::Read { .. })));

@@ -65,7 +65,7 @@ async fn schemathesis_finds_no_undocumented_status() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let world = World::ready(crate::jobs::keeping(folder.path(), Setup::default())).await;
+    let world = World::ready(crate::world::keeping(folder.path(), Setup::default())).await;
     let mut command = Command::new(python.with_file_name("schemathesis"));
     command
         .arg("run")

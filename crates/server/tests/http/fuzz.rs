@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::get,
-    jobs::keeping,
-    world::{Setup, World},
+    world::{Setup, World, keeping},
 };
 
 #[path = "../../../../fuzz/src/alter.rs"]

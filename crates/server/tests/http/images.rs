@@ -1,8 +1,11 @@
 //! Pictures, as the clients of each API send them.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use fornax_chat::{Image, Placeholder, Seen, Sight, Unseen};
@@ -23,6 +26,8 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{% if message.c
 #[derive(Default)]
 struct Bytes {
     looked: AtomicUsize,
+    /// What each token is said to take.
+    row_bytes: usize,
     /// For whom.
     owners: Mutex<Vec<Option<String>>>,
 }
@@ -37,6 +42,10 @@ impl Sight for Bytes {
             b"wrong" => Err(Unseen::Wrong("the image is wrong".to_owned())),
             bytes => Ok(bytes.len()),
         }
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
     fn look(&self, image: &Image, owner: Option<&str>, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen> {
@@ -225,4 +234,44 @@ async fn what_was_seen_for_a_key_is_kept_for_it_alone_unless_all_share() {
         }
         world.stopped().await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_pictures_become_is_bounded_over_all_requests_under_way() {
+    // What three tokens become fills more than half of all room.
+    let sight = Arc::new(Bytes { row_bytes: 2 << 10, ..Bytes::default() });
+    let shared: Arc<dyn Sight> = Arc::clone(&sight) as _;
+    let mut setup = Setup { template: TEMPLATE, sight: Some(shared), ..Setup::default() };
+    setup.options.rows_bytes_max = 10 << 10;
+    setup.options.prepare_timeout = Duration::from_secs(2);
+    let (world, gate) = World::gated(setup).await;
+    let body = chat(json!([{"type": "image_url", "image_url": {"url": url(CAT)}}]));
+    let address = world.address;
+    let ask = |body: &Value| {
+        let body = body.clone();
+        tokio::spawn(async move { post(address, "/v1/chat/completions", &body).await })
+    };
+    let first = ask(&body);
+    world.until_stepping().await;
+    assert_eq!(sight.looked.load(Ordering::Relaxed), 1);
+    let refused = ask(&body).await.unwrap();
+    assert_eq!(refused.status, 429, "{}", refused.body);
+    assert_eq!(refused.json()["error"]["code"], "QUEUE_FULL", "{}", refused.body);
+    assert!(refused.body.contains("requests with images"), "{}", refused.body);
+    assert_eq!(sight.looked.load(Ordering::Relaxed), 1, "what has no room is not looked at");
+    // What shows none needs none; nor does counting.
+    let block =
+        json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": CAT}});
+    let counted = post(address, "/v1/messages/count_tokens", &chat(json!([block]))).await;
+    assert_eq!(counted.status, 200, "{}", counted.body);
+    drop(gate);
+    let answered = first.await.unwrap();
+    assert_eq!(answered.status, 200, "{}", answered.body);
+    // Its room is free again, and there is enough for one that is larger than all room, alone.
+    let large = chat(json!(vec![json!({"type": "image_url", "image_url": {"url": url(CAT)}}); 4]));
+    for body in [&body, &large, &body] {
+        let answered = ask(body).await.unwrap();
+        assert_eq!(answered.status, 200, "{}", answered.body);
+    }
+    world.stopped().await.unwrap();
 }

@@ -1,29 +1,15 @@
 //! Durable jobs over HTTP.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
-use fornax_jobs::{RunnerOptions, StoreOptions, WebhookOptions};
-use fornax_server::{JobsOptions, ServerOptions};
+use fornax_jobs::StoreOptions;
+use fornax_server::ServerOptions;
 use serde_json::{Value, json};
 
 use crate::{
     client::{Response, get, post, raw, request},
-    world::{Setup, World},
+    world::{Setup, World, keeping},
 };
-
-/// A setup whose jobs are kept in a folder.
-pub(crate) fn keeping(folder: &Path, mut setup: Setup) -> Setup {
-    let database = folder.join("jobs.db").to_str().unwrap().to_owned();
-    setup.options.jobs = Some(JobsOptions {
-        store: StoreOptions { queue_max: 20, ..StoreOptions::new(database) },
-        runner: RunnerOptions { patience: Duration::from_millis(20), ..RunnerOptions::default() },
-        webhooks: WebhookOptions {
-            hosts: vec!["hooks.example".to_owned(), "127.0.0.1".to_owned()],
-            ..WebhookOptions::default()
-        },
-    });
-    setup
-}
 
 async fn run(world: &World, body: &Value) -> Response {
     post(world.address, "/v2/default/run", body).await

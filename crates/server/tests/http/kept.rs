@@ -8,8 +8,7 @@ use tokio::{io::AsyncWriteExt, net::TcpSocket};
 
 use crate::{
     client::{self, Response, get, post, raw, request},
-    jobs::keeping,
-    world::{Setup, World},
+    world::{Setup, World, keeping},
 };
 
 const RESPONSES: &str = "/v1/responses";

@@ -22,8 +22,7 @@ use tokio::{
 
 use crate::{
     client::{self, Response, get, post, request},
-    jobs::keeping,
-    world::{Script, Setup, card, in_time, served, until},
+    world::{Script, Setup, card, in_time, keeping, served, until},
 };
 
 /// Bytes that all models together may take.

@@ -19,8 +19,7 @@ use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use crate::{
     client::{self, Response, post, raw, request},
-    jobs::keeping,
-    world::{Setup, World, in_time, until_keyed},
+    world::{Setup, World, in_time, keeping, until_keyed},
 };
 
 const ALICE: &str = "alices-key-0123456789";

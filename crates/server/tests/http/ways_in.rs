@@ -11,8 +11,7 @@ use tokio::{
 
 use crate::{
     client::{self, get, post, raw, request},
-    jobs::keeping,
-    world::{Setup, World, in_time},
+    world::{Setup, World, in_time, keeping},
 };
 
 const KEY: &str = "first-key-0123456789";

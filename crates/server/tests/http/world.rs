@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     net::SocketAddr,
+    path::Path,
     sync::{
         Arc, Mutex,
         mpsc::{self, Receiver},
@@ -15,8 +16,10 @@ use fornax_compute::{Batch, Error, KvGroup, KvKind, Output, SampleFault, SampleR
 use fornax_engine::{Engine, EngineOptions, Handle, QueueLimits, Runner, StepLimits};
 use fornax_form::{Form, Grammars, Trial, Vocabulary};
 use fornax_format::Gguf;
+use fornax_jobs::{RunnerOptions, StoreOptions, WebhookOptions};
 use fornax_server::{
-    Code, Device, Failed, Keeper, ModelCard, ModelFiles, Offer, Progress, Served, Server, ServerOptions,
+    Code, Device, Failed, JobsOptions, Keeper, ModelCard, ModelFiles, Offer, Progress, Served, Server,
+    ServerOptions,
 };
 use fornax_text::{ChatTemplate, Special, Tokenizer};
 use serde_json::json;
@@ -117,6 +120,20 @@ impl Setup {
     }
 }
 
+/// A setup whose jobs are kept in a folder.
+pub(crate) fn keeping(folder: &Path, mut setup: Setup) -> Setup {
+    let database = folder.join("jobs.db").to_str().unwrap().to_owned();
+    setup.options.jobs = Some(JobsOptions {
+        store: StoreOptions { queue_max: 20, ..StoreOptions::new(database) },
+        runner: RunnerOptions { patience: Duration::from_millis(20), ..RunnerOptions::default() },
+        webhooks: WebhookOptions {
+            hosts: vec!["hooks.example".to_owned(), "127.0.0.1".to_owned()],
+            ..WebhookOptions::default()
+        },
+    });
+    setup
+}
+
 /// A running server.
 pub(crate) struct World {
     pub(crate) address: SocketAddr,
@@ -172,8 +189,7 @@ impl World {
         let (progress, progress_seen) = watch::channel(Progress::default());
         let (reload, reload_asked) = tokio_mpsc::channel(1);
         let (stop, stopped) = oneshot::channel();
-        let (handle, load, progress_seen) =
-            (Mutex::new(Some(engine.clone())), Mutex::new(load), Mutex::new(progress_seen));
+        let (handle, load, progress_seen) = (engine.clone(), Mutex::new(load), Mutex::new(progress_seen));
         let offer = Offer {
             card: card("script"),
             context,
@@ -183,8 +199,8 @@ impl World {
                 if let Some(load) = load.lock().unwrap().take() {
                     wait(load, progress, &mut progress_seen.lock().unwrap())?;
                 }
-                let handle = handle.lock().unwrap().take().unwrap();
-                let mut served = served(handle, template, card("script"), Keeper::new(()));
+                // It may be unloaded and loaded again, as often as somebody asks for that.
+                let mut served = served(handle.clone(), template, card("script"), Keeper::new(()));
                 if let Some(sight) = &sight {
                     served.sight = Ok(Arc::clone(sight));
                 }

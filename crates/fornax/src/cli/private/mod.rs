@@ -49,6 +49,7 @@ fn serve_party(args: &PrivateServe) -> anyhow::Result<()> {
     })?;
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(certificate), Some(key)) => {
+            output::look_at_secret(key)?;
             Some(server_tls(certificate, key, args.client_ca.as_deref()).map_err(Error::from)?)
         }
         _ => None,
@@ -138,7 +139,7 @@ fn on_cpu(args: &DeviceArgs) -> Result<DeviceArgs, Failure> {
 /// Finds both servers, so that what is wrong with them is said before anything is loaded; and says what leaks.
 fn client(args: &PartyArgs) -> anyhow::Result<ClientOptions> {
     let options =
-        ClientOptions { record: args.record.clone(), ..parties(&args.party0, &args.party1, &args.how) };
+        ClientOptions { record: args.record.clone(), ..parties(&args.party0, &args.party1, &args.how)? };
     let found = Parties::connect(ClientOptions { record: None, ..options.clone() }).map_err(Error::from)?;
     if args.how.demo_single_host || found.infos().iter().any(|info| info.demo_single_host) {
         writeln!(io::stderr(), "{}", claim::SINGLE_HOST)?;
@@ -165,14 +166,17 @@ fn client(args: &PartyArgs) -> anyhow::Result<ClientOptions> {
     Ok(options)
 }
 
-fn parties(party0: &str, party1: &str, how: &PartyHow) -> ClientOptions {
-    ClientOptions {
+fn parties(party0: &str, party1: &str, how: &PartyHow) -> Result<ClientOptions, Failure> {
+    if let Some(key) = &how.client_key {
+        output::look_at_secret(key)?;
+    }
+    Ok(ClientOptions {
         demo_single_host: how.demo_single_host,
         ca: how.ca.clone(),
         identity: how.client_cert.clone().zip(how.client_key.clone()),
         timeout: how.timeout,
         ..ClientOptions::new(party0, party1)
-    }
+    })
 }
 
 fn adapted(options: OpenOptions, args: &PartyArgs, client: &ClientOptions) -> OpenOptions {
@@ -188,7 +192,7 @@ fn info(args: &PrivateInfo) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     write!(out, "{}", claim::text())?;
     let (Some(party0), Some(party1)) = (&args.party0, &args.party1) else { return Ok(()) };
-    let found = Parties::connect(parties(party0, party1, &args.how)).map_err(Error::from)?;
+    let found = Parties::connect(parties(party0, party1, &args.how)?).map_err(Error::from)?;
     for info in found.infos() {
         // Shapes of hundreds of matrices help nobody here.
         let mut shown = serde_json::to_value(info)?;

@@ -151,6 +151,9 @@ pub(crate) struct LimitArgs {
     /// Bytes of a request's body, or with KiB, MiB
     #[arg(long, value_name = "BYTES", default_value = "8MiB", value_parser = byte_size)]
     pub(crate) max_body: u64,
+    /// Bytes of what images became, of all requests that wait or are computed, or with KiB, MiB; further images wait
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = byte_size)]
+    pub(crate) max_image_rows: u64,
     /// Seconds that a request may take to be read, rendered, encoded and compiled
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub(crate) prepare_timeout: Duration,

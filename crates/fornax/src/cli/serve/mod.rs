@@ -486,6 +486,7 @@ fn options(args: &Serve) -> anyhow::Result<ServerOptions> {
         health_when_ready: limits.health_when_ready,
         file_bytes_max: usize::try_from(limits.max_file).unwrap_or(usize::MAX),
         bodies_bytes_max: defaults.bodies_bytes_max.max(body_bytes_max.saturating_mul(2)),
+        rows_bytes_max: usize::try_from(limits.max_image_rows).unwrap_or(usize::MAX),
         per_key_max: limits.max_per_key,
         priority_open: access.allow_priority,
         shared_prefixes: access.share_prefixes,
@@ -531,7 +532,7 @@ fn jobs(args: &Serve) -> anyhow::Result<Option<JobsOptions>> {
         }
     };
     let secret = match &flags.webhook_secret_file {
-        Some(file) => output::text_of(file)?.trim().as_bytes().to_vec(),
+        Some(file) => output::secret_of(file)?.trim().as_bytes().to_vec(),
         None => Vec::new(),
     };
     if !flags.webhook_host.is_empty() && secret.len() < SECRET_BYTES_MIN {
