@@ -28,6 +28,6 @@ pub use conversation::{Call, Content, Conversation, Image, Message, Outcome, Rol
 pub use error::{Error, Fault, Place, ToolField};
 pub use question::{Compile, Model, Prepared, Question};
 pub use reading::Reading;
-pub use sight::{Bounds, IMAGES_MAX, READS_NO_IMAGES, Seen, Shown, Sight, Unseen};
+pub use sight::{Bounds, Frame, IMAGES_MAX, Placeholder, READS_NO_IMAGES, Seen, Shown, Sight, Unseen};
 pub use thinking::{Effort, Thinking};
 pub use tools::{Choice, Definition, Tools, call_id};

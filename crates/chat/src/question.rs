@@ -194,12 +194,13 @@ impl Settled<'_> {
 
     /// The prompt's tokens, with room for its pictures.
     fn tokens(&self, prompt: &ChatPrompt) -> Result<(Vec<u32>, Vec<Shown>), Error> {
-        let tokens = self.model.tokenizer.encode_chat(prompt)?;
         let images = self.question.conversation.images();
-        match self.model.sight {
-            Ok(sight) if !images.is_empty() => sight::make_room(&tokens, &images, sight, self.model.bounds),
-            _ => Ok((tokens, Vec::new())),
-        }
+        let Some(sight) = self.model.sight.ok().filter(|_| !images.is_empty()) else {
+            return Ok((self.model.tokenizer.encode_chat(prompt)?, Vec::new()));
+        };
+        let framed = sight.frame().map(|frame| prompt.with_replaced(frame.written, frame.by));
+        let tokens = self.model.tokenizer.encode_chat(framed.as_ref().unwrap_or(prompt))?;
+        sight::make_room(&tokens, &images, sight, self.model.bounds)
     }
 
     /// A template that fails may want it otherwise: the fewest changes with which it does not.

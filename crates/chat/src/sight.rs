@@ -15,8 +15,13 @@ pub const IMAGES_MAX: usize = 1000;
 
 /// What looks at pictures for a model that reads them.
 pub trait Sight: Send + Sync {
-    /// The token that a chat template writes once for each picture.
-    fn placeholder(&self) -> u32;
+    /// What a prompt has once for each picture.
+    fn placeholder(&self) -> Placeholder;
+
+    /// What is written around each picture, where that is more than what the chat template writes.
+    fn frame(&self) -> Option<Frame> {
+        None
+    }
 
     /// How many tokens a picture takes. Its header says so; no pixel is decoded.
     fn tokens(&self, image: &Image) -> Result<usize, Unseen>;
@@ -29,6 +34,33 @@ pub trait Sight: Send + Sync {
     fn look(&self, image: &Image, owner: Option<&str>, go_on: &dyn Fn() -> bool) -> Result<Seen, Unseen>;
 }
 
+/// The token that a prompt has once for each picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placeholder {
+    /// The token.
+    pub token: u32,
+    /// Whether it stays, and the picture is read behind it. Else it is read in its place.
+    pub stays: bool,
+    /// What stands for each of the picture's tokens; nobody reads it.
+    pub fill: u32,
+}
+
+impl Placeholder {
+    /// A token in whose place a picture is read.
+    pub fn of(token: u32) -> Placeholder {
+        Placeholder { token, stays: false, fill: token }
+    }
+}
+
+/// What the family's processor makes of the text that a chat template writes for a picture, before it becomes tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// What the template writes.
+    pub written: &'static str,
+    /// What takes its place.
+    pub by: &'static str,
+}
+
 /// A picture as a model reads it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
@@ -38,8 +70,10 @@ pub struct Seen {
     pub columns: usize,
     /// A row for each token: (tokens, columns).
     pub rows: Arc<[f32]>,
-    /// By section, where each of its rows is, counted from the first.
+    /// By section, where each of its rows is, counted from the first; empty where they follow each other like tokens.
     pub offsets: Vec<Vec<u32>>,
+    /// Whether the model reads its rows in both directions: each sees all of them.
+    pub whole: bool,
 }
 
 /// Why a picture was not seen.
@@ -76,14 +110,15 @@ impl Shown {
         go_on: &dyn Fn() -> bool,
     ) -> Result<Piece, Error> {
         let unseen = |unseen| self.unseen(unseen);
-        let Seen { hash, columns, rows, offsets } = sight.look(&self.image, owner, go_on).map_err(unseen)?;
+        let Seen { hash, columns, rows, offsets, whole } =
+            sight.look(&self.image, owner, go_on).map_err(unseen)?;
         let tokens = rows.len().checked_div(columns).unwrap_or(0);
         if tokens != self.at.len() {
             // The header was believed.
             let failed = format!("it became {tokens} tokens where its size said {}", self.at.len());
             return Err(unseen(Unseen::Failed(failed)));
         }
-        Ok(Piece { at: self.at.start, hash, columns, rows, offsets })
+        Ok(Piece { at: self.at.start, hash, columns, rows, offsets, whole })
     }
 
     fn unseen(&self, unseen: Unseen) -> Error {
@@ -126,15 +161,15 @@ pub(crate) fn make_room(
         return Err(Error::Asked(vec![Fault::rule(Place::Message(*message), rule)]));
     }
     let placeholder = sight.placeholder();
-    let shown = prompt.iter().filter(|&&token| token == placeholder).count();
+    let shown = prompt.iter().filter(|&&token| token == placeholder.token).count();
     if shown != images.len() {
         let rule = format!("the chat template shows {shown} of the conversation's {} images", images.len());
         let message = images.first().map_or(0, |(message, _)| *message);
         return Err(Error::Asked(vec![Fault::rule(Place::Message(message), rule)]));
     }
     let mut counted = Vec::with_capacity(shown);
-    // Each takes the place of its placeholder.
-    let mut length = prompt.len() - shown;
+    // Each takes the place of its placeholder, unless that stays.
+    let mut length = if placeholder.stays { prompt.len() } else { prompt.len() - shown };
     for &(message, image) in images {
         if !(bounds.go_on)() {
             return Err(Error::Unseen(Unseen::GivenUp));
@@ -149,13 +184,15 @@ pub(crate) fn make_room(
     let mut counted = counted.into_iter();
     let (mut roomy, mut all) = (Vec::with_capacity(length), Vec::with_capacity(shown));
     for &token in prompt {
-        if token != placeholder {
+        if token != placeholder.token || placeholder.stays {
             roomy.push(token);
+        }
+        if token != placeholder.token {
             continue;
         }
         let (message, image, tokens) = counted.next().expect("as many as placeholders");
         let at = roomy.len()..roomy.len() + tokens;
-        roomy.resize(at.end, placeholder);
+        roomy.resize(at.end, placeholder.fill);
         all.push(Shown { message, image: image.clone(), at });
     }
     Ok((roomy, all))
@@ -169,19 +206,20 @@ mod tests {
 
     /// A picture of so many tokens, as its header claims.
     struct Claims {
+        stays: bool,
         tokens: usize,
         read: AtomicUsize,
     }
 
     impl Claims {
         fn of(tokens: usize) -> Claims {
-            Claims { tokens, read: AtomicUsize::new(0) }
+            Claims { stays: false, tokens, read: AtomicUsize::new(0) }
         }
     }
 
     impl Sight for Claims {
-        fn placeholder(&self) -> u32 {
-            7
+        fn placeholder(&self) -> Placeholder {
+            Placeholder { stays: self.stays, fill: 8, ..Placeholder::of(7) }
         }
 
         fn tokens(&self, _: &Image) -> Result<usize, Unseen> {
@@ -212,7 +250,10 @@ mod tests {
 
     #[test]
     fn what_headers_claim_is_counted_before_anything_is_written() {
-        assert_eq!(room(&Claims::of(3), 2, 8, &|| true).unwrap(), [1, 2, 7, 7, 7, 7, 7, 7]);
+        assert_eq!(room(&Claims::of(3), 2, 8, &|| true).unwrap(), [1, 2, 8, 8, 8, 8, 8, 8]);
+        let behind = Claims { stays: true, ..Claims::of(3) };
+        assert_eq!(room(&behind, 2, 10, &|| true).unwrap(), [1, 2, 7, 8, 8, 8, 7, 8, 8, 8]);
+        assert!(room(&behind, 2, 9, &|| true).is_err());
         // The latter two no memory holds.
         for (tokens, prompt) in
             [(3, 8), (usize::MAX / 64, 2 + 2 * (usize::MAX / 64)), (usize::MAX, usize::MAX)]

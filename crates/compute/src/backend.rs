@@ -124,6 +124,9 @@ pub struct Attention<Buf> {
     /// Whether a query sees its own position and those before it only. Otherwise it sees every position up to its row's
     /// last: such rows hold their whole sequence.
     pub causal: bool,
+    /// Whether a query sees as far as the batch says ([`Batch::lasts`](crate::Batch)), where it says it; layers of one
+    /// model may differ in it.
+    pub ahead: bool,
     /// How many positions before its own, and how many behind it, a query sees that is not causal; all of its row where there
     /// is none. Its group has no window then.
     pub reach: Option<u32>,
@@ -135,7 +138,17 @@ pub struct Attention<Buf> {
 impl<Buf> Attention<Buf> {
     /// Causal, with neither cap nor sinks.
     pub fn causal(heads: Heads, layer: KvLayer, scale: f32) -> Attention<Buf> {
-        Attention { heads, layer, scale, soft_cap: None, sinks: None, causal: true, reach: None, chunk: None }
+        Attention {
+            heads,
+            layer,
+            scale,
+            soft_cap: None,
+            sinks: None,
+            causal: true,
+            ahead: true,
+            reach: None,
+            chunk: None,
+        }
     }
 }
 
@@ -417,6 +430,12 @@ pub trait Backend: Memory {
         function: Pointwise,
         x: &mut Self::Buf,
     ) -> Result<(), Error>;
+    /// Brings every value of `x` within the bounds of its column: those that it is at least, and behind them those
+    /// that it is at most, (2 x columns).
+    fn clamp(&self, step: &Self::Step, bounds: &Self::Buf, x: &mut Self::Buf) -> Result<(), Error> {
+        let _ = (step, bounds, x);
+        Err(Error::Unsupported { what: Need::Clamp.to_string(), backend: self.name() })
+    }
     /// Every row of `x` times `factors`, column by column.
     fn scale_columns(&self, step: &Self::Step, factors: &Self::Buf, x: &mut Self::Buf) -> Result<(), Error> {
         let _ = (step, factors, x);
@@ -639,6 +658,20 @@ pub trait Backend: Memory {
     ) -> Result<(), Error> {
         let _ = (step, kind, up, column, gate);
         Err(Error::Unsupported { what: Need::LayerEmbeddings.to_string(), backend: self.name() })
+    }
+
+    /// `out` = the table's row of each token, of a table that is not the model's embedding: where a row is given in
+    /// place of a token, that of `stand_in`. (tokens, columns)
+    fn look_up(
+        &self,
+        step: &Self::Step,
+        table: &Self::Weight,
+        stand_in: u32,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        // Where no rows are given there is nothing to stand in for.
+        let _ = stand_in;
+        self.embed(step, table, out)
     }
 
     /// `x` += the values of given rows from `column` on, where a row is given in place of a token; other tokens are left

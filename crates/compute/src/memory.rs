@@ -206,6 +206,8 @@ pub enum Need {
     Xielu,
     /// Products with weights of type FP8_A8.
     Floats8,
+    /// [`clamp`](crate::Backend::clamp).
+    Clamp,
     /// [`WeightPlace::Host`] of a table whose rows are looked up.
     HostTables,
     /// [`WeightPlace::Host`] of what is multiplied by.
@@ -216,7 +218,7 @@ pub enum Need {
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 37] = [
+    pub const ALL: [Need; 38] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -251,6 +253,7 @@ impl Need {
         Need::WeighedInputs,
         Need::Xielu,
         Need::Floats8,
+        Need::Clamp,
         Need::HostTables,
         Need::HostWeights,
         Need::FileWeights,
@@ -294,6 +297,7 @@ impl fmt::Display for Need {
             Need::WeighedInputs => "experts whose inputs are weighed",
             Need::Xielu => "a feed-forward of xIELU",
             Need::Floats8 => "products of 8-bit floats with 8-bit floats",
+            Need::Clamp => "bounds of each column",
             Need::HostTables => "a table in the host's memory",
             Need::HostWeights => "weights in the host's memory",
             Need::FileWeights => "weights that stay in their file",

@@ -135,6 +135,8 @@ impl Engine {
             adapter_places: runner.adapter_room().adapters,
             given: runner.given(),
             sections: runner.sections(),
+            // Each of the others may want its next token in the same step.
+            whole_max: limits.tokens_max.saturating_sub(limits.slots.saturating_sub(1)),
         };
         let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
         let handle = Handle::new(Arc::clone(&door));
@@ -1170,6 +1172,7 @@ mod tests {
             columns: 1,
             rows: rows.into(),
             offsets: Vec::new(),
+            whole: false,
         };
         let sampling = Sampling { repetition_penalty: 1.5, ..Sampling::greedy() };
         let request = Request {

@@ -207,7 +207,16 @@ impl Runner for Fake {
                 std::iter::once(batch.positions[at]).chain(sections),
             )
         });
-        let words: Vec<u32> = words.collect();
+        let mut words: Vec<u32> = words.collect();
+        let mut first = 0;
+        for row in batch.rows.iter().filter(|_| !batch.lasts.is_empty()) {
+            // Each reads what is behind it as it was, so the earlier ones change first.
+            for at in first..first + row.len as usize {
+                let behind = (batch.lasts[at] - row.start) as usize + first;
+                words[at] = ahead(&words[at..=behind]);
+            }
+            first += row.len as usize;
+        }
         let mut words = &words[..];
         let mut states = batch.states.iter();
         for row in &batch.rows {
@@ -355,6 +364,17 @@ pub fn rotated(word: u32, place: u32, rotations: impl Iterator<Item = u32> + Clo
     }
     let mut hash = Hash::new();
     rotations.for_each(|rotation| hash.add(word, rotation));
+    (hash.0 >> 32) as u32
+}
+
+/// What a token counts as that sees all of these, the first of which it is.
+pub fn ahead(words: &[u32]) -> u32 {
+    let [word, behind @ ..] = words else { return 0 };
+    if behind.is_empty() {
+        return *word;
+    }
+    let mut hash = Hash::new();
+    behind.iter().for_each(|other| hash.add(*word, *other));
     (hash.0 >> 32) as u32
 }
 

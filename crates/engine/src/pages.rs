@@ -769,7 +769,7 @@ mod tests {
         let prompt = vec![7; 100];
         let image = |hash| {
             let (hash, rows) = (ContentHash([hash; 16]), vec![0.0; 30].into());
-            [Piece { at: 40, hash, columns: 1, rows, offsets: Vec::new() }]
+            [Piece { at: 40, hash, columns: 1, rows, offsets: Vec::new(), whole: false }]
         };
         let (cat, dog) = (image(1), image(2));
         let units = |pieces| Units { tokens: &prompt, pieces };

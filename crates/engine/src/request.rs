@@ -27,6 +27,8 @@ pub struct Piece {
     /// By section, where each of its rows is, counted from where the piece begins: an image's have a time, a height and
     /// a width. Empty where they follow each other like tokens. Part of what `hash` is of.
     pub offsets: Vec<Vec<u32>>,
+    /// Whether its positions see each other in both directions: then one step computes them all.
+    pub whole: bool,
 }
 
 impl Piece {
@@ -217,6 +219,8 @@ pub struct Capacity {
     pub given: Option<usize>,
     /// Sections of a position.
     pub sections: usize,
+    /// Positions that one step has room for whatever the other requests do.
+    pub whole_max: usize,
 }
 
 #[cfg(test)]
@@ -232,6 +236,7 @@ impl Capacity {
         adapter_places: 0,
         given: None,
         sections: 1,
+        whole_max: 8,
     };
 }
 
@@ -279,6 +284,25 @@ impl Request {
         rotations
     }
 
+    /// How many of `len` positions from `start` on one step computes that has room for `most`: a piece that is computed
+    /// whole is not cut. Such a piece may make it more than `len`.
+    pub(crate) fn uncut(&self, start: usize, len: usize, most: usize) -> usize {
+        let end = start + len;
+        let mut whole = self.pieces.iter().filter(|piece| piece.whole).map(Piece::positions);
+        match whole.find(|own| own.start < end && end < own.end) {
+            None => len,
+            Some(own) if own.start > start => own.start - start,
+            Some(own) if own.end - start <= most => own.end - start,
+            Some(_) => 0,
+        }
+    }
+
+    /// The piece around a position that one step computes whole.
+    pub(crate) fn whole_at(&self, position: usize) -> Option<Range<usize>> {
+        let whole = self.pieces.iter().filter(|piece| piece.whole);
+        whole.map(Piece::positions).find(|own| own.contains(&position))
+    }
+
     /// Positions that will ever be computed: the last token allowed needs no keys and values.
     pub(crate) fn positions_max(&self) -> usize {
         self.prompt.len() + self.max_tokens - usize::from(!self.embeds)
@@ -315,6 +339,10 @@ impl Request {
             }
             if positions.start < end || positions.end > self.prompt.len() {
                 return wrong("pieces", format!("{positions:?}"), "one after the other, inside the prompt");
+            }
+            if piece.whole && positions.len() > capacity.whole_max {
+                let said = format!("{} positions computed in one step", positions.len());
+                return wrong("pieces", said, "as many as a step has room for beside the other requests");
             }
             if let Some(value) = piece.rows.iter().find(|value| !value.is_finite()) {
                 return wrong("pieces", value.to_string(), "finite values");
@@ -424,6 +452,7 @@ mod tests {
             columns: 1,
             rows: vec![0.0; 6].into(),
             offsets: vec![vec![0; 6], vec![0, 0, 0, 1, 1, 1], vec![0, 1, 2, 0, 1, 2]],
+            whole: false,
         };
         let sound = Piece { at: 10, rows: vec![0.0; 2].into(), offsets: vec![], ..image.clone() };
         let request =
@@ -454,6 +483,7 @@ mod tests {
             columns,
             rows: vec![0.5; rows * columns].into(),
             offsets: vec![],
+            whole: false,
         };
         let check = |pieces: Vec<Piece>, capacity: &Capacity, wanted: Option<&str>| {
             let request = Request { pieces, ..Request::new(vec![1; 10], 5, Sampling::greedy()) };
@@ -478,6 +508,11 @@ mod tests {
         check(vec![piece(usize::MAX, 3, 4)], &capacity, Some(&wrong(&format!("{0}..{0}", usize::MAX))));
         let nan = Piece { rows: vec![f32::NAN; 4].into(), ..piece(0, 1, 4) };
         check(vec![nan], &capacity, Some("pieces is NaN; wanted finite values"));
+        let long = Capacity { whole_max: 2, ..capacity };
+        check(vec![piece(0, 3, 4)], &long, None);
+        let room = "as many as a step has room for beside the other requests";
+        let whole = vec![Piece { whole: true, ..piece(0, 3, 4) }];
+        check(whole, &long, Some(&format!("pieces is 3 positions computed in one step; wanted {room}")));
         let spread = |offsets| vec![Piece { offsets, ..piece(0, 2, 4) }];
         check(spread(vec![vec![0, 0]]), &capacity, None);
         let rule = "one for each row in each section of the model's positions";
@@ -493,6 +528,39 @@ mod tests {
         };
         let said = told.check(&capacity).unwrap_err().to_string();
         assert_eq!(said, "prompt_logprobs is 0; wanted none: what is given has no log-probability");
+    }
+
+    #[test]
+    fn a_piece_that_is_read_in_both_directions_is_computed_in_one_step() {
+        let piece = |at, rows: usize, whole| Piece {
+            at,
+            hash: ContentHash([7; 16]),
+            columns: 1,
+            rows: vec![0.5; rows].into(),
+            offsets: vec![],
+            whole,
+        };
+        let pieces = vec![piece(4, 10, true), piece(20, 10, false), piece(40, 6, true)];
+        let request = Request { pieces, ..Request::new(vec![1; 50], 5, Sampling::greedy()) };
+        // Where a step begins, how much the budget allows and how much fits: what is computed.
+        for (start, len, most, wanted) in [
+            (0, 4, 50, 4),
+            (0, 9, 50, 4),
+            (0, 14, 50, 14),
+            (4, 1, 50, 10),
+            (4, 1, 9, 0),
+            (8, 3, 6, 6),
+            (8, 0, 6, 0),
+            (14, 11, 50, 11),
+            (30, 12, 50, 10),
+            (44, 1, 2, 2),
+        ] {
+            assert_eq!(request.uncut(start, len, most), wanted, "{len} from {start}, {most} at most");
+        }
+        assert_eq!(
+            (request.whole_at(13), request.whole_at(14), request.whole_at(25)),
+            (Some(4..14), None, None)
+        );
     }
 
     #[test]

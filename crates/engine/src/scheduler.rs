@@ -177,6 +177,7 @@ impl Scheduler {
         batch.sections.resize(self.computed.sections - 1, Vec::new());
         batch.sections.iter_mut().for_each(Vec::clear);
         batch.states.clear();
+        batch.lasts.clear();
         // Rows that need one token come first: a long prompt takes what they leave, and nobody's stream stalls.
         let streams = self.seated.len();
         let (mut one, mut more) = (Vec::with_capacity(streams), Vec::new());
@@ -212,6 +213,7 @@ impl Scheduler {
                 budget.tokens(&beside).clamp(1, self.limits.tokens_max)
             },
             wanted_left: self.limits.wanted_max,
+            tokens_max: self.limits.tokens_max,
             computed: self.computed,
         };
         let mut after = one.len();
@@ -232,8 +234,26 @@ impl Scheduler {
             self.advance_prompts(guests_more, &HashMap::new(), &parts, &mut step);
             self.seat_waiting(true, &mut parts, &mut step);
         }
+        self.place_lasts(&mut step);
         self.batch = step.batch;
         step.rows
+    }
+
+    /// Says how far tokens see, if what some of them stand for is read in both directions.
+    fn place_lasts(&self, step: &mut StepDraft) {
+        let pieces = |row: &Scheduled| &self.sequence(row.id).request.pieces;
+        if !step.rows.iter().any(|row| pieces(row).iter().any(|piece| piece.whole)) {
+            return;
+        }
+        let StepDraft { batch, rows, .. } = step;
+        for (scheduled, row) in rows.iter().zip(&batch.rows) {
+            let request = &self.sequence(scheduled.id).request;
+            let positions = row.start..row.start + row.len;
+            batch.lasts.extend(positions.map(|position| {
+                let whole = request.whole_at(position as usize);
+                whole.map_or(position, |own| small(own.end - 1))
+            }));
+        }
     }
 
     /// As many streams of guests as there is room for, by turns.
@@ -382,8 +402,13 @@ impl Scheduler {
                 None => prompts.push((missing, owner.clone(), vec![id])),
             }
         }
-        // Those who want little first: what they leave is shared by the others.
-        prompts.sort_by_key(|(missing, ..)| *missing);
+        // What one step has to compute whole first, before others have filled it; then those who want little: what they
+        // leave is shared by the others.
+        let reads_whole = |id: &SequenceId| {
+            let sequence = self.sequence(*id);
+            sequence.request.whole_at(sequence.launched).is_some()
+        };
+        prompts.sort_by_key(|(missing, _, ids)| (!ids.first().is_some_and(reads_whole), *missing));
         let owners: Vec<Owner> = prompts.iter().map(|(_, owner, _)| owner.clone()).collect();
         let guests = owners.first().is_some_and(|owner| parts.is_guest(owner));
         let expected = parts.expects_other_than(&owners, guests, !self.slots_free.is_empty());
@@ -400,11 +425,13 @@ impl Scheduler {
                 false => left,
             };
             all_taken -= own;
+            let before = step.batch.tokens.len();
             step.tokens_left = part;
             for id in ids {
                 self.advance(id, 0, step);
             }
-            left -= part - step.tokens_left;
+            // What cannot be cut may have taken more than its part.
+            left = left.saturating_sub(step.batch.tokens.len() - before);
             sharers -= 1;
         }
         step.tokens_left = left;
@@ -704,6 +731,8 @@ struct StepDraft {
     rows: Vec<Scheduled>,
     tokens_left: usize,
     wanted_left: usize,
+    /// Tokens that it can have at all, whatever the budget.
+    tokens_max: usize,
     computed: Sequences,
 }
 
@@ -722,7 +751,13 @@ impl StepDraft {
             return len.min(unscored.start - start + self.wanted_left);
         }
         // Without a logits row left, all but the last position can still be computed.
-        if len > 0 && self.wanted_left == 0 && sequence.samples_at(start + len) { len - 1 } else { len }
+        let last = self.wanted_left == 0 && sequence.samples_at(start + len);
+        let len = if len > 0 && last { len - 1 } else { len };
+        // What cannot be cut may take more than the budget, but no more than a step holds.
+        let uncut =
+            sequence.request.uncut(start, len, missing.min(self.tokens_max - self.batch.tokens.len()));
+        let samples = uncut > len && sequence.samples_at(start + uncut);
+        if samples && self.wanted_left == 0 { 0 } else { uncut }
     }
 
     fn names(&self, id: SequenceId) -> bool {
@@ -789,7 +824,7 @@ fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraf
     step.batch.adapters.push(sequence.request.adapter);
     step.batch.tokens.extend(sequence.draft.launched().iter().copied().map(Token::Known));
     step.batch.tokens.extend((ahead > 0).then_some(Token::Sampled(slot)));
-    step.tokens_left -= end - start;
+    step.tokens_left = step.tokens_left.saturating_sub(end - start);
     step.wanted_left -= scheduled.wanted();
     step.rows.push(scheduled);
     sequence.launched = end;

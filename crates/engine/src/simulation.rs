@@ -15,7 +15,7 @@ use crate::{
     ContentHash, EndReason, Engine, EngineOptions, Event, Grammar, Handle, Piece, QueueLimits, Refusal,
     Reply, Request, Speculation, StepLimits, Turn,
     automaton::{Automaton, State},
-    fake::{Fake, FakeOptions, Fault, embedding, logprob, nearest, next_token, rotated, word},
+    fake::{Fake, FakeOptions, Fault, ahead, embedding, logprob, nearest, next_token, rotated, word},
 };
 
 /// What a life was.
@@ -53,6 +53,8 @@ pub struct Life {
     pub checkpointed: u64,
     /// Tokens checked behind given content.
     pub given: u64,
+    /// Those of them behind content that is read in both directions.
+    pub whole: u64,
 }
 
 impl Life {
@@ -75,6 +77,7 @@ impl Life {
             &mut self.stateful,
             &mut self.checkpointed,
             &mut self.given,
+            &mut self.whole,
         ];
         let theirs = [
             other.turns,
@@ -93,6 +96,7 @@ impl Life {
             other.stateful,
             other.checkpointed,
             other.given,
+            other.whole,
         ];
         for (mine, theirs) in mine.into_iter().zip(theirs) {
             *mine += theirs;
@@ -210,11 +214,12 @@ struct Story {
 const COLUMNS: usize = 2;
 
 impl Story {
-    fn roll(dice: &mut Dice, context: usize, sections: usize) -> Story {
+    fn roll(dice: &mut Dice, context: usize, sections: usize, whole_max: usize) -> Story {
         let tokens: Vec<u32> = (0..context).map(|_| dice.token(VOCAB)).collect();
         let (at, rows) = (dice.below(context), dice.between(1, 40));
         let rows = rows.min(context - at);
         let spread = dice.chance(50);
+        let whole = rows <= whole_max && dice.chance(50);
         let mut image = |hash| Piece {
             at,
             hash: ContentHash([hash; 16]),
@@ -224,6 +229,7 @@ impl Story {
                 true => (0..sections).map(|_| (0..rows).map(|_| dice.below(rows) as u32).collect()).collect(),
                 false => Vec::new(),
             },
+            whole,
         };
         let images = [image(1), image(2)];
         Story { tokens, images }
@@ -256,6 +262,11 @@ fn words(request: &Request, tokens: &[u32], sections: usize) -> Vec<u32> {
         let small = |value: usize| u32::try_from(value).expect("short");
         *word = rotated(*word, small(place), rotations.iter().map(|&rotation| small(rotation)));
     }
+    for own in request.pieces.iter().filter(|piece| piece.whole).map(Piece::positions) {
+        for place in own.clone() {
+            words[place] = ahead(&words[place..own.end]);
+        }
+    }
     words
 }
 
@@ -269,6 +280,7 @@ impl World {
             wanted_max: dice.between(1, 8),
             slots: dice.between(1, 9),
         };
+        let whole_max = limits.tokens_max.saturating_sub(limits.slots - 1);
         let kinds = [
             KvKind::pairs(1, 1),
             KvKind::Pairs { heads: 1, dim_k: 3, dim_v: 2 },
@@ -306,7 +318,7 @@ impl World {
             fault_percent: if dice.chance(30) { 3 } else { 0 },
             cancel_percent: if dice.chance(50) { 10 } else { 0 },
             arrival_percent: u32::try_from(dice.between(5, 70)).expect("small"),
-            stories: (0..3).map(|_| Story::roll(dice, context, sections)).collect(),
+            stories: (0..3).map(|_| Story::roll(dice, context, sections, whole_max)).collect(),
         }
     }
 
@@ -506,6 +518,7 @@ impl Watched {
         life.tokens += 1;
         life.stateful += u64::from(world.has_states());
         life.given += u64::from(!self.request.pieces.is_empty());
+        life.whole += u64::from(self.request.pieces.iter().any(|piece| piece.whole));
     }
 
     fn check_end(&mut self, reason: EndReason, generated: usize) {
@@ -602,6 +615,7 @@ mod tests {
         );
         assert!(all.refused > 10 && all.answered > 1000, "{all:?}");
         assert!(all.stateful > 1000 && all.checkpointed > 1000 && all.given > 1000, "{all:?}");
+        assert!(all.whole > 300, "{all:?}");
         assert!(all.scored > 1000 && all.accepted > 1000 && all.drafted > 2 * all.accepted, "{all:?}");
     }
 

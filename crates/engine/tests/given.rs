@@ -78,7 +78,7 @@ fn a_tokens_own_row_in_its_place_has_the_tokens_bits_and_pages_of_its_own() {
         let columns = rows[0].len();
         let piece = |hash, of: &dyn Fn(u32) -> usize| {
             let rows = prompt()[40..55].iter().flat_map(|&token| rows[of(token)].clone()).collect();
-            Piece { at: 40, hash: ContentHash([hash; 16]), columns, rows, offsets: Vec::new() }
+            Piece { at: 40, hash: ContentHash([hash; 16]), columns, rows, offsets: Vec::new(), whole: false }
         };
         // The placeholders are the same token; what is read there is what was said in the other prompt.
         let mut placeholders = prompt();

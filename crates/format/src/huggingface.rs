@@ -113,6 +113,10 @@ impl HuggingFace {
             json::read_if_there(&directory.join("tokenizer_config.json"), TOKENIZER_CONFIG_BYTES_MAX)?;
         let preprocessor_config =
             json::read_if_there(&directory.join("preprocessor_config.json"), CONFIG_BYTES_MAX)?;
+        let preprocessor_config = match preprocessor_config {
+            Some(config) => Some(config),
+            None => processor_of_images(directory)?,
+        };
         let tokenizer_json = Some(directory.join("tokenizer.json")).filter(|path| path.is_file());
         let chat_template = match template_file(&directory.join("chat_template.jinja"))? {
             Some(template) => Some(template),
@@ -165,7 +169,8 @@ impl HuggingFace {
         self.tokenizer_config.as_ref()
     }
 
-    /// `preprocessor_config.json`, where it exists: what is made of pictures before they are read.
+    /// What is made of pictures before they are read, where it is said: in `preprocessor_config.json`, or in newer
+    /// files under `image_processor` in `processor_config.json`.
     pub fn preprocessor_config(&self) -> Option<&Value> {
         self.preprocessor_config.as_ref()
     }
@@ -205,6 +210,13 @@ impl HuggingFace {
     pub fn weights(&self) -> &Safetensors {
         &self.weights
     }
+}
+
+/// What `processor_config.json` says of pictures.
+fn processor_of_images(directory: &Path) -> Result<Option<Value>, Error> {
+    let config: Option<Value> =
+        json::read_if_there(&directory.join("processor_config.json"), CONFIG_BYTES_MAX)?;
+    Ok(config.and_then(|mut config| config.get_mut("image_processor").map(Value::take)))
 }
 
 fn template_file(path: &Path) -> Result<Option<String>, Error> {

@@ -1,7 +1,7 @@
 //! How a model is opened: options, and everything that follows from them before a weight is touched.
 
 use std::panic::resume_unwind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
@@ -13,6 +13,7 @@ use fornax_format::{AdapterFiles, Checkpoint, DType};
 use fornax_model::{Adapter, AdapterRoom, Config, Limits};
 
 use crate::device::{Held, Place, Setup, Wish};
+use crate::hub;
 use crate::private::Private;
 use crate::sight::{IMAGE_TOKENS, Reading};
 use crate::text::Text;
@@ -248,7 +249,8 @@ impl OpenOptions {
         self
     }
 
-    /// The file that reads images for a model in GGUF, where it does not lie in the model's own folder.
+    /// The file that reads images for a model in GGUF, where it does not lie beside the model or is not called as it
+    /// is.
     pub fn projector(mut self, path: impl Into<PathBuf>) -> OpenOptions {
         self.projector = Some(path.into());
         self
@@ -312,6 +314,11 @@ impl OpenOptions {
         let mut checkpoint = Checkpoint::open(&self.setup.model)?;
         match (&mut checkpoint, &self.projector) {
             (Checkpoint::Gguf(gguf), Some(path)) => gguf.add(path)?,
+            (Checkpoint::Gguf(gguf), None) if self.images && gguf.beside().is_empty() => {
+                if let Some(path) = projector_beside(&self.setup.model) {
+                    gguf.add(&path)?;
+                }
+            }
             (Checkpoint::HuggingFace(_), Some(path)) => return Err(Error::Projector { path: path.clone() }),
             (_, None) => {}
         }
@@ -323,6 +330,16 @@ impl OpenOptions {
         }
         Ok(checkpoint)
     }
+}
+
+/// The file beside a model's that reads its images, by their names. A folder that cannot be read has none.
+fn projector_beside(model: &Path) -> Option<PathBuf> {
+    let (folder, own) = (model.parent()?, model.file_name()?.to_str()?);
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let entries = std::fs::read_dir(folder).ok()?.filter_map(Result::ok);
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Some(folder.join(hub::projector(&names, own)?))
 }
 
 /// A model whose files are open and whose headers are read; nothing of it is loaded.
@@ -351,6 +368,13 @@ impl Unloaded {
     /// The same with other bounds than the options': see [`OpenOptions::memory_limit`] and [`OpenOptions::returning`].
     pub fn plan_within(&self, memory_limit: Option<u64>, returning: u64) -> Result<Planned, Error> {
         let options = &self.options;
+        let (tower_bytes, whole_tokens) = match self.reading() {
+            Ok(reading) => {
+                let reading = reading?;
+                (reading.bytes(&self.checkpoint)?, reading.whole_tokens())
+            }
+            Err(_) => (0, 0),
+        };
         let wish = Wish {
             context: options.setup.context,
             parallel: options.parallel,
@@ -358,10 +382,8 @@ impl Unloaded {
             logit_rows: options.logit_rows,
             vocabulary: vocabulary_tokens(&self.checkpoint),
             limit_bytes: memory_limit.unwrap_or(u64::MAX),
-            tower_bytes: match self.reading() {
-                Ok(reading) => reading?.bytes(&self.checkpoint)?,
-                Err(_) => 0,
-            },
+            tower_bytes,
+            whole_tokens,
             returning,
             adapter_room: options.adapter_room,
         };
@@ -382,18 +404,27 @@ impl Unloaded {
         let threads = self.place.threads().max(1);
         match Reading::of(&self.checkpoint, &config, options.image_tokens, threads) {
             Ok(None) => Err(READS_NO_IMAGES),
-            Ok(Some(_))
-                if [Need::GivenRows, Need::Sections]
-                    .iter()
-                    .any(|need| self.place.supports(*need).is_err()) =>
-            {
-                Err(
-                    "this model reads images on the CPU alone: its device takes no given rows in place of tokens",
-                )
-            }
+            Ok(Some(reading)) if !self.takes_images(&config, &reading) => Err(
+                "this model reads images on the CPU alone: its device takes no given rows in place of tokens",
+            ),
             Ok(Some(reading)) => Ok(Ok(reading)),
+            // Nobody has asked for it: it was found beside the model, which reads text without it.
+            Err(Error::Model(fornax_model::Error::Unsupported { .. }))
+                if options.projector.is_none() && matches!(*self.checkpoint, Checkpoint::Gguf(_)) =>
+            {
+                Err("the file beside this model that reads images is of a kind that is not computed")
+            }
             Err(error) => Ok(Err(error)),
         }
+    }
+
+    /// Whether the model's device computes what images need of it.
+    fn takes_images(&self, config: &Config, reading: &Reading) -> bool {
+        let mut seeing = config.clone();
+        seeing.see(&reading.tower);
+        let of_images = [Need::GivenRows, Need::Sections, Need::LastSeen];
+        let mut needs = seeing.needs().into_iter().filter(|need| of_images.contains(need));
+        needs.all(|need| self.place.supports(need).is_ok())
     }
 
     /// Loads the model as it was planned; `progress` is told how far it is.

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fornax_chat::{Image, Seen, Sight, Unseen};
+use fornax_chat::{Frame, Image, Placeholder, Seen, Sight, Unseen};
 use fornax_compute::cpu::{Cpu, CpuOptions, CpuSizes};
 use fornax_compute::{Counting, Memory as _};
 use fornax_engine::ContentHash;
 use fornax_format::Checkpoint;
-use fornax_image::{Patches, Picture, Processor};
-use fornax_model::{Config, PatchGrid, Tower, TowerConfig};
+use fornax_image::{Fit, Patches, Picture, Processor};
+use fornax_model::{Config, LookAhead, PatchGrid, Tower, TowerConfig};
 use fornax_text::{Special, Tokenizer};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -31,12 +31,59 @@ const KEPT_BYTES: usize = 256 << 20;
 /// How often somebody who waits for a picture is asked whether it is still wanted.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
+/// What a family does beside its tower.
+struct Family {
+    /// By which its tower is known.
+    projector: &'static str,
+    /// Which size pictures are brought to, where the files do not say it otherwise.
+    fit: fn(&TowerConfig) -> Fit,
+    /// The token of the prompt where a picture is read.
+    placeholder: &'static str,
+    /// What stands for the tokens of a picture that is read behind the placeholder; `None` where it is read in its
+    /// place.
+    fill: Option<&'static str>,
+    /// What the processor writes around it.
+    frame: Option<Frame>,
+    /// Whether its tokens have places down and across.
+    sections: bool,
+}
+
+const FAMILIES: [Family; 3] = [
+    Family {
+        projector: "qwen3vl_merger",
+        fit: |_| Fit::Between { pixels_min: 256 * 256, pixels_max: 4096 * 4096 },
+        placeholder: "<|image_pad|>",
+        fill: None,
+        frame: None,
+        sections: true,
+    },
+    Family {
+        projector: "gemma3",
+        fit: |tower| Fit::Square { side: small(tower.positions * tower.patch) },
+        placeholder: "<start_of_image>",
+        fill: Some("<image_soft_token>"),
+        frame: Some(Frame { written: "<start_of_image>", by: "\n\n<start_of_image><end_of_image>\n\n" }),
+        sections: false,
+    },
+    Family {
+        projector: "gemma4v",
+        fit: |_| Fit::Filling { tokens: 280 },
+        placeholder: "<|image|>",
+        fill: None,
+        frame: Some(Frame { written: "<|image|>", by: "<|image><|image|><image|>" }),
+        sections: false,
+    },
+];
+
 /// What a model's files say of the pictures that it reads.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Reading {
     pub(crate) tower: TowerConfig,
+    family: &'static Family,
     processor: Processor,
     placeholder: Option<u32>,
+    /// Whether the model reads a picture in both directions.
+    whole: bool,
     options: CpuOptions,
 }
 
@@ -49,53 +96,14 @@ impl Reading {
         threads: usize,
     ) -> Result<Option<Reading>, Error> {
         let Some(tower) = TowerConfig::read(checkpoint, config)? else { return Ok(None) };
-        let said = match checkpoint {
-            Checkpoint::HuggingFace(model) => model.preprocessor_config().cloned(),
-            Checkpoint::Gguf(gguf) => {
-                let beside =
-                    gguf.beside().iter().find(|file| file.metadata().get("clip.vision.image_mean").is_some());
-                let colours = |key: &str| {
-                    let said = beside.and_then(|file| file.metadata().opt_f32s(key).ok().flatten());
-                    said.map_or(Value::Null, |said| json!(said))
-                };
-                let (mean, std) = (colours("clip.vision.image_mean"), colours("clip.vision.image_std"));
-                Some(json!({"image_mean": mean, "image_std": std}))
-            }
-        };
-        let mut said = said.unwrap_or_else(|| json!({}));
-        if !said.is_object() {
-            let (name, value) = ("preprocessor_config.json".to_owned(), "no object".to_owned());
-            return Err(fornax_image::Error::Processor { name, value, wanted: "an object" }.into());
-        }
-        // Where the files do not say it, as the family's own do.
-        for (name, value) in [
-            ("patch_size", json!(tower.patch)),
-            ("merge_size", json!(tower.merge)),
-            ("image_mean", json!([0.5, 0.5, 0.5])),
-            ("image_std", json!([0.5, 0.5, 0.5])),
-            ("size", json!({"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096})),
-        ] {
-            // Older files bound the pixels by another name.
-            let is_said = name == "size" && !said["max_pixels"].is_null();
-            if said[name].is_null() && !is_said {
-                said[name] = value;
-            }
-        }
-        let processor = Processor::from_json(&said)?;
-        for (name, got, wanted) in [
-            ("patch_size", processor.patch as usize, tower.patch),
-            ("merge_size", processor.merge as usize, tower.merge),
-        ] {
-            if got != wanted {
-                let (name, value) = (name.to_owned(), got.to_string());
-                let wanted = "what the model's tower takes";
-                return Err(fornax_image::Error::Processor { name, value, wanted }.into());
-            }
-        }
-        let processor = processor.within(tokens_max);
+        let family = FAMILIES.iter().find(|family| family.projector == tower.projector());
+        let family = family.expect("every tower has its family");
+        let processor = processor(checkpoint, &tower, family)?.within(tokens_max);
         let placeholder = match checkpoint {
-            Checkpoint::HuggingFace(model) => model.config()["image_token_id"].as_u64(),
-            Checkpoint::Gguf(_) => None,
+            Checkpoint::HuggingFace(model) if family.fill.is_none() => {
+                model.config()["image_token_id"].as_u64()
+            }
+            _ => None,
         };
         let options = CpuOptions {
             threads,
@@ -105,7 +113,14 @@ impl Reading {
             ..CpuOptions::default()
         };
         let placeholder = placeholder.and_then(|token| u32::try_from(token).ok());
-        Ok(Some(Reading { tower, processor, placeholder, options }))
+        let whole = config.looks_ahead != LookAhead::Never;
+        Ok(Some(Reading { tower, family, processor, placeholder, whole, options }))
+    }
+
+    /// Tokens of a picture that one step has to compute together; none where pictures can be cut.
+    pub(crate) fn whole_tokens(&self) -> usize {
+        let square = self.tower.merge * self.tower.merge;
+        if self.whole { self.processor.patches_max() / square } else { 0 }
     }
 
     /// Bytes that the tower takes, and the pictures that are kept.
@@ -115,23 +130,85 @@ impl Reading {
         Ok(counting.usage().total().saturating_add(KEPT_BYTES as u64))
     }
 
-    /// The token that stands for a picture.
-    fn placeholder(&self, tokenizer: &Tokenizer) -> Result<u32, Error> {
-        const NAME: &str = "<|image_pad|>";
-        if let Some(token) = self.placeholder {
-            return Ok(token);
-        }
-        match tokenizer.encode(NAME, Special::Parse)?[..] {
-            [token] => Ok(token),
-            _ => Err(Error::NoPlaceholder { name: NAME }),
+    /// What a prompt has for a picture.
+    fn placeholder(&self, tokenizer: &Tokenizer) -> Result<Placeholder, Error> {
+        let Family { placeholder: name, fill, .. } = *self.family;
+        let known = |name: &str| match tokenizer.encode(name, Special::Parse)?[..] {
+            [token] => Ok(Some(token)),
+            _ => Ok::<_, Error>(None),
+        };
+        let token = match self.placeholder {
+            Some(token) => token,
+            None => known(name)?.ok_or(Error::NoPlaceholder { name })?,
+        };
+        match fill {
+            // Files in GGUF have no row for what is never read.
+            Some(fill) => Ok(Placeholder { token, stays: true, fill: known(fill)?.unwrap_or(token) }),
+            None => Ok(Placeholder::of(token)),
         }
     }
+}
+
+/// What is made of pictures before the tower reads them.
+fn processor(checkpoint: &Checkpoint, tower: &TowerConfig, family: &Family) -> Result<Processor, Error> {
+    let said = match checkpoint {
+        Checkpoint::HuggingFace(model) => model.preprocessor_config().cloned(),
+        Checkpoint::Gguf(gguf) => {
+            let beside =
+                gguf.beside().iter().find(|file| file.metadata().get("clip.vision.image_mean").is_some());
+            let colours = |key: &str| {
+                let said = beside.and_then(|file| file.metadata().opt_f32s(key).ok().flatten());
+                said.map_or(Value::Null, |said| json!(said))
+            };
+            let (mean, std) = (colours("clip.vision.image_mean"), colours("clip.vision.image_std"));
+            Some(json!({"image_mean": mean, "image_std": std}))
+        }
+    };
+    let mut said = said.unwrap_or_else(|| json!({}));
+    let wrong = |name: &str, value: String, wanted| {
+        Err(fornax_image::Error::Processor { name: name.to_owned(), value, wanted }.into())
+    };
+    if !said.is_object() {
+        return wrong("preprocessor_config.json", "no object".to_owned(), "an object");
+    }
+    // Where the files do not say it, as the family's own do.
+    for (name, others, value) in [
+        ("patch_size", None, json!(tower.patch)),
+        ("merge_size", Some("pooling_kernel_size"), json!(tower.merge)),
+        ("image_mean", None, json!([0.5, 0.5, 0.5])),
+        ("image_std", None, json!([0.5, 0.5, 0.5])),
+    ] {
+        if said[name].is_null() && others.is_none_or(|other| said[other].is_null()) {
+            said[name] = value;
+        }
+    }
+    let processor = Processor::from_json(&said, (family.fit)(tower))?;
+    let what = "what the model's tower takes";
+    for (name, got, wanted) in [
+        ("patch_size", processor.patch as usize, tower.patch),
+        ("merge_size", processor.merge as usize, tower.merge),
+    ] {
+        if got != wanted {
+            return wrong(name, got.to_string(), what);
+        }
+    }
+    match (processor.fit, tower.square()) {
+        (Fit::Square { side }, Some(square)) if side as usize != square * tower.patch => {
+            wrong("size", side.to_string(), what)
+        }
+        _ => Ok(processor),
+    }
+}
+
+fn small(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
 }
 
 /// The way to a tower.
 pub(crate) struct Eyes {
     processor: Processor,
-    placeholder: u32,
+    placeholder: Placeholder,
+    frame: Option<Frame>,
     row_bytes: usize,
     kept: Arc<Mutex<Kept>>,
     /// `None` only while it is dropped.
@@ -172,7 +249,7 @@ impl Eyes {
             match loaded {
                 Ok((tower, cpu)) => {
                     drop(tell.send(Ok(())));
-                    look_at_all(&cpu, tower, &asked, &kept_there);
+                    look_at_all(&cpu, tower, &reading_there, &asked, &kept_there);
                 }
                 Err(error) => drop(tell.send(Err(error))),
             }
@@ -189,6 +266,7 @@ impl Eyes {
         Ok(Eyes {
             processor: reading.processor.clone(),
             placeholder,
+            frame: reading.family.frame,
             row_bytes: reading.tower.columns() * size_of::<f32>(),
             kept,
             jobs: Some(jobs),
@@ -210,8 +288,12 @@ pub fn image(path: impl AsRef<Path>) -> Result<Image, Error> {
 }
 
 impl Sight for Eyes {
-    fn placeholder(&self) -> u32 {
+    fn placeholder(&self) -> Placeholder {
         self.placeholder
+    }
+
+    fn frame(&self) -> Option<Frame> {
+        self.frame
     }
 
     fn tokens(&self, image: &Image) -> Result<usize, Unseen> {
@@ -265,7 +347,13 @@ impl Drop for Eyes {
 }
 
 /// Looks at pictures one after the other, until nobody can ask any more.
-fn look_at_all(cpu: &Cpu, mut tower: Tower<Cpu>, asked: &Receiver<Job>, all: &Mutex<Kept>) {
+fn look_at_all(
+    cpu: &Cpu,
+    mut tower: Tower<Cpu>,
+    reading: &Reading,
+    asked: &Receiver<Job>,
+    all: &Mutex<Kept>,
+) {
     while let Ok(Job { hash, owner, patches, left, reply }) = asked.recv() {
         if left.load(Ordering::Relaxed) {
             continue;
@@ -280,8 +368,9 @@ fn look_at_all(cpu: &Cpu, mut tower: Tower<Cpu>, asked: &Receiver<Job>, all: &Mu
         let grid = PatchGrid { width, height, places: &places, values: &patches.values };
         let seen = match tower.see(cpu, grid, &|| !left.load(Ordering::Relaxed)) {
             Ok(Some(rows)) => {
-                let (columns, offsets) = (tower.config().columns(), patches.grid.offsets());
-                let seen = Seen { hash, columns, rows: rows.into(), offsets };
+                let columns = tower.config().columns();
+                let offsets = if reading.family.sections { patches.grid.offsets() } else { Vec::new() };
+                let seen = Seen { hash, columns, rows: rows.into(), offsets, whole: reading.whole };
                 kept(all).keep(owner, &seen);
                 Ok(seen)
             }
@@ -432,12 +521,13 @@ mod tests {
 
     #[test]
     fn a_conversation_with_pictures_is_answered_as_by_transformers() {
-        for case in ["qwen3-vl", "qwen35"] {
+        for case in ["qwen3-vl", "qwen35", "gemma3", "gemma4", "gemma4-e"] {
             let golden = golden(case);
             let images: Vec<Image> = golden.chat_images.iter().map(|name| picture(name)).collect();
             let numbers = std::fs::read(folder(case).join("golden.bin")).unwrap();
-            let rows: usize = golden.grids.iter().map(|[height, width]| height * width / 4).sum();
-            let (columns, vocab) = if case == "qwen35" { (48, 272) } else { (48 * 3, 272) };
+            let square = if case.starts_with("gemma4") { 9 } else { 4 };
+            let rows: usize = golden.grids.iter().map(|[height, width]| height * width / square).sum();
+            let (columns, vocab) = if case == "qwen3-vl" { (48 * 3, 272) } else { (48, 272) };
             let scores = 4 * (rows * columns + golden.prompt.len() * vocab);
             let score = |step: usize, token: u32| {
                 let at = scores + 4 * (step * vocab + token as usize);
@@ -462,16 +552,18 @@ mod tests {
 
     #[test]
     fn a_model_in_gguf_reads_pictures_with_the_file_beside_it() {
-        let model =
-            options(folder("qwen3-vl.gguf")).projector(folder("mmproj-qwen3-vl.gguf")).image_tokens(40);
-        let model = model.open().unwrap();
         let golden = golden("qwen3-vl");
         let images: Vec<Image> = golden.chat_images.iter().map(|name| picture(name)).collect();
         let request = asked(messages(&golden, &images), 3);
-        let prompt = model.text().request_tokens(&request).unwrap();
-        let shown = prompt.iter().filter(|token| **token == 261).count();
-        assert!((90..=120).contains(&shown), "{shown} tokens of three pictures");
-        assert_eq!(model.generate(&request).unwrap().tokens.len(), 3);
+        // Found by its name, or named.
+        let found = options(folder("qwen3-vl.gguf")).image_tokens(40);
+        for model in [found.clone(), found.projector(folder("mmproj-qwen3-vl.gguf"))] {
+            let model = model.open().unwrap();
+            let prompt = model.text().request_tokens(&request).unwrap();
+            let shown = prompt.iter().filter(|token| **token == 261).count();
+            assert!((90..=120).contains(&shown), "{shown} tokens of three pictures");
+            assert_eq!(model.generate(&request).unwrap().tokens.len(), 3);
+        }
     }
 
     #[test]
@@ -533,7 +625,10 @@ mod tests {
         let blind = options(folder("qwen3-vl")).images(false).open().unwrap();
         let off = "message 0: images are turned off for this model (--no-images)";
         assert_eq!(ask(&blind, picture("odd.png")), off);
-        let alone = options(folder("qwen3-vl.gguf")).open().unwrap();
+        let apart = tempfile::tempdir().unwrap();
+        let model = apart.path().join("qwen3-vl.gguf");
+        std::fs::copy(folder("qwen3-vl.gguf"), &model).unwrap();
+        let alone = options(model).open().unwrap();
         assert_eq!(ask(&alone, picture("odd.png")), "message 0: this model reads no images; it reads text");
         let missing = image("no-such.png").unwrap_err().to_string();
         assert!(missing.starts_with("image no-such.png: "), "{missing}");
@@ -556,6 +651,7 @@ mod tests {
             columns: 1,
             rows: vec![0.0; KEPT_BYTES / 16].into(),
             offsets: Vec::new(),
+            whole: false,
         };
         let mut kept = Kept::default();
         (0..4).for_each(|name| kept.keep(None, &quarter(name)));
@@ -573,6 +669,7 @@ mod tests {
             columns: 1,
             rows: vec![0.0; rows].into(),
             offsets: Vec::new(),
+            whole: false,
         };
         let mut kept = Kept::default();
         kept.keep(Some("ann".into()), &seen(1));

@@ -502,8 +502,8 @@ impl Memory for Cuda {
                 && other.chunk.is_some() == chunk.is_some()
         };
         if !foreseen.iter().any(alike) {
-            let reach = None;
-            let attention = Attention { heads, layer, scale, soft_cap, sinks, causal, reach, chunk };
+            let (ahead, reach) = (true, None);
+            let attention = Attention { heads, layer, scale, soft_cap, sinks, causal, ahead, reach, chunk };
             foreseen.push((attention, rotates));
         }
     }
@@ -522,7 +522,7 @@ impl Memory for Cuda {
 
     fn supports(&self, need: Need) -> Result<(), Error> {
         if need == Need::Floats8 && !self.device.abilities().wgmma {
-            return Err(self.lacks(need));
+            return Err(Error::Unsupported { what: need.to_string(), backend: self.device.name() });
         }
         self.sizes.supports(need)
     }

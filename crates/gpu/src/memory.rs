@@ -443,6 +443,7 @@ impl Sizes for CudaSizes {
             | Need::WideGroups
             | Need::LayerEmbeddings
             | Need::ExpertScales
+            | Need::Clamp
             | Need::HostTables
             | Need::HostWeights
             | Need::FileWeights => Err(Error::Unsupported { what: need.to_string(), backend: self.name }),

@@ -12,7 +12,8 @@ mod processor;
 mod resize;
 
 pub use picture::{BYTES_MAX, PIXELS_MAX, Picture, SIDE_MAX, Size};
-pub use processor::{Grid, Patches, Processor};
+pub use processor::{Fit, Grid, Patches, Processor};
+pub use resize::Kernel;
 
 /// Why a picture is not read.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

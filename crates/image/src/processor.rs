@@ -2,24 +2,47 @@
 
 use serde_json::Value;
 
-use crate::{Error, Picture, Size};
+use crate::{Error, Kernel, Picture, Size};
 
-/// The processor of the Qwen family since Qwen2-VL: a picture keeps its shape and is brought to whole patches, between a
-/// least and a most number of pixels. Patches that become one token follow each other.
+/// What is made of a picture: it is resized, its colours become numbers, and it is cut into patches. Patches that
+/// become one token follow each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Processor {
     /// Pixels on a side of a patch.
     pub patch: u32,
     /// Patches on a side of what becomes one token.
     pub merge: u32,
-    /// Pixels that a picture has at least, once it is resized.
-    pub pixels_min: u64,
-    /// And at most.
-    pub pixels_max: u64,
+    /// Which size a picture is brought to.
+    pub fit: Fit,
+    /// How its pixels become those of that size.
+    pub kernel: Kernel,
     /// Subtracted from red, green and blue of 0 to 1.
     pub mean: [f32; 3],
     /// What they are then divided by.
     pub std: [f32; 3],
+}
+
+/// Which size a picture is brought to; all are of whole tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// Its own, and where that has too few or too many pixels another one of nearly the same shape: the Qwen family
+    /// since Qwen2-VL.
+    Between {
+        /// Pixels that a picture has at least, once it is resized.
+        pixels_min: u64,
+        /// And at most.
+        pixels_max: u64,
+    },
+    /// A square, whatever its shape was: Gemma 3.
+    Square {
+        /// Pixels on a side.
+        side: u32,
+    },
+    /// As many tokens as there may be, in nearly the same shape: Gemma 4.
+    Filling {
+        /// The most tokens.
+        tokens: u64,
+    },
 }
 
 /// Patches of a picture.
@@ -77,81 +100,149 @@ const SLENDER_MAX: u32 = 200;
 /// Bounds of what a processor's file may say, far above what any says.
 const PATCH_MAX: u64 = 64;
 const MERGE_MAX: u64 = 8;
+const TOKENS_MAX: u64 = 1 << 16;
+
+/// What stands in a processor's file.
+struct Said<'a>(&'a Value);
+
+impl Said<'_> {
+    fn wrong(name: &str, value: &Value, wanted: &'static str) -> Error {
+        Error::Processor { name: name.to_owned(), value: value.to_string(), wanted }
+    }
+
+    /// Refuses what is not done here. Each of them a file may leave out, or say what is done anyway.
+    fn check(&self, done: &[(&str, Value)]) -> Result<(), Error> {
+        let differs = |(name, done): &&(&str, Value)| !self.0[*name].is_null() && self.0[*name] != *done;
+        match done.iter().find(differs) {
+            Some((name, _)) => {
+                Err(Said::wrong(name, &self.0[*name], "what this family's models were made with"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The number under the first of these names that has one.
+    fn number(&self, names: &[&str], default: u64, most: u64) -> Result<u64, Error> {
+        let Some(name) = names.iter().find(|name| !self.0[**name].is_null()) else { return Ok(default) };
+        Said::whole(name, &self.0[*name], most)
+    }
+
+    fn whole(name: &str, value: &Value, most: u64) -> Result<u64, Error> {
+        match value.as_u64().filter(|number| (1..=most).contains(number)) {
+            Some(number) => Ok(number),
+            None => Err(Said::wrong(name, value, "a whole number in its range")),
+        }
+    }
+
+    /// Of red, green and blue.
+    fn colours(&self, name: &str, default: [f32; 3]) -> Result<[f32; 3], Error> {
+        let value = &self.0[name];
+        if value.is_null() {
+            return Ok(default);
+        }
+        let read = |at: usize| value[at].as_f64().map(|number| number as f32);
+        match (value.as_array().map(Vec::len), read(0), read(1), read(2)) {
+            (Some(3), Some(red), Some(green), Some(blue)) => Ok([red, green, blue]),
+            _ => Err(Said::wrong(name, value, "three numbers")),
+        }
+    }
+}
 
 impl Processor {
-    /// Reads `preprocessor_config.json`. What it does not say is as the family's processor has it.
-    pub fn from_json(config: &Value) -> Result<Processor, Error> {
-        let wrong = |name: &str, value: &Value, wanted| Error::Processor {
-            name: name.to_owned(),
-            value: value.to_string(),
-            wanted,
-        };
-        // Each of them a file may leave out, or say what is done here anyway.
-        for (name, done) in [
+    /// Reads `preprocessor_config.json`. What it does not say is as the family's own processor has it; which family
+    /// that is, and what it does where the file says nothing, is told by `fit`.
+    pub fn from_json(config: &Value, fit: Fit) -> Result<Processor, Error> {
+        let said = Said(config);
+        said.check(&[
             ("do_resize", Value::Bool(true)),
             ("do_rescale", Value::Bool(true)),
-            ("do_normalize", Value::Bool(true)),
             ("do_convert_rgb", Value::Bool(true)),
             ("do_center_crop", Value::Bool(false)),
             ("do_pad", Value::Bool(false)),
-            ("resample", Value::from(3)),
+            ("do_pan_and_scan", Value::Bool(false)),
             ("temporal_patch_size", Value::from(2)),
-        ] {
-            let said = &config[name];
-            if !said.is_null() && *said != done {
-                return Err(wrong(name, said, "what this family's models were made with"));
-            }
-        }
+        ])?;
         let factor = &config["rescale_factor"];
         if factor.as_f64().is_some_and(|factor| (factor * 255.0 - 1.0).abs() > 1e-9) {
-            return Err(wrong("rescale_factor", factor, "1/255"));
+            return Err(Said::wrong("rescale_factor", factor, "1/255"));
         }
-        let number = |name: &str, value: &Value, default: u64, most: u64| match value {
-            Value::Null => Ok(default),
-            value => match value.as_u64().filter(|number| (1..=most).contains(number)) {
-                Some(number) => Ok(number),
-                None => Err(wrong(name, value, "a whole number in its range")),
-            },
+        let half = [0.5; 3];
+        let (kernel, mean, std) = match fit {
+            Fit::Between { .. } => (
+                Kernel::Bicubic,
+                said.colours("image_mean", [0.481_454_66, 0.457_827_5, 0.408_210_73])?,
+                said.colours("image_std", [0.268_629_54, 0.261_302_6, 0.275_777_1])?,
+            ),
+            Fit::Square { .. } => {
+                (Kernel::Bilinear, said.colours("image_mean", half)?, said.colours("image_std", half)?)
+            }
+            // Its processor leaves colours alone, and the model itself begins with this.
+            Fit::Filling { .. } => (Kernel::Bicubic, half, half),
         };
+        let normalizes = !matches!(fit, Fit::Filling { .. });
+        let resample = if kernel == Kernel::Bilinear { 2 } else { 3 };
+        said.check(&[("do_normalize", Value::Bool(normalizes)), ("resample", Value::from(resample))])?;
+        if std.iter().any(|value| value.is_nan() || *value <= 0.0) {
+            return Err(Said::wrong("image_std", &config["image_std"], "three numbers above zero"));
+        }
         let size = &config["size"];
-        let edge = |name: &str, own: &str, default| {
-            let inside = if size[name].is_null() { &config[own] } else { &size[name] };
-            number(own, inside, default, crate::PIXELS_MAX)
+        let edge = |name: &str, own: &str, default| match &size[name] {
+            Value::Null => said.number(&[own], default, crate::PIXELS_MAX),
+            value => Said::whole(name, value, crate::PIXELS_MAX),
         };
-        let colours = |name: &str, default: [f32; 3]| match &config[name] {
-            Value::Null => Ok(default),
-            value => {
-                let read = |at: usize| value[at].as_f64().map(|number| number as f32);
-                match (value.as_array().map(Vec::len), read(0), read(1), read(2)) {
-                    (Some(3), Some(red), Some(green), Some(blue)) => Ok([red, green, blue]),
-                    _ => Err(wrong(name, value, "three numbers")),
+        let fit = match fit {
+            Fit::Between { pixels_min, pixels_max } => Fit::Between {
+                pixels_min: edge("shortest_edge", "min_pixels", pixels_min)?,
+                pixels_max: edge("longest_edge", "max_pixels", pixels_max)?,
+            },
+            Fit::Square { side } => {
+                let side = |name: &str| match &size[name] {
+                    Value::Null => Ok(side),
+                    value => Said::whole(name, value, u64::from(crate::SIDE_MAX)).map(small),
+                };
+                let (height, width) = (side("height")?, side("width")?);
+                if height != width {
+                    return Err(Said::wrong("size", size, "a square"));
                 }
+                Fit::Square { side: height }
+            }
+            Fit::Filling { tokens } => {
+                Fit::Filling { tokens: said.number(&["max_soft_tokens"], tokens, TOKENS_MAX)? }
             }
         };
-        let patch = number("patch_size", &config["patch_size"], 14, PATCH_MAX)?;
-        let merge = number("merge_size", &config["merge_size"], 2, MERGE_MAX)?;
         let processor = Processor {
-            patch: small(patch),
-            merge: small(merge),
-            pixels_min: edge("shortest_edge", "min_pixels", 56 * 56)?,
-            pixels_max: edge("longest_edge", "max_pixels", 28 * 28 * 1280)?,
-            mean: colours("image_mean", [0.481_454_66, 0.457_827_5, 0.408_210_73])?,
-            std: colours("image_std", [0.268_629_54, 0.261_302_6, 0.275_777_1])?,
+            patch: small(said.number(&["patch_size"], 14, PATCH_MAX)?),
+            merge: small(said.number(&["merge_size", "pooling_kernel_size"], 2, MERGE_MAX)?),
+            fit,
+            kernel,
+            mean,
+            std,
         };
-        if processor.std.iter().any(|value| value.is_nan() || *value <= 0.0) {
-            return Err(wrong("image_std", &config["image_std"], "three numbers above zero"));
+        let token = processor.patch * processor.merge;
+        match processor.fit {
+            Fit::Between { pixels_min, pixels_max } if pixels_min > pixels_max => {
+                Err(Said::wrong("size", size, "a least that is at most the most"))
+            }
+            Fit::Square { side } if side % token != 0 => {
+                Err(Said::wrong("size", &Value::from(side), "whole tokens on a side"))
+            }
+            _ => Ok(processor),
         }
-        if processor.pixels_min > processor.pixels_max {
-            return Err(wrong("size", size, "a least that is at most the most"));
-        }
-        Ok(processor)
     }
 
-    /// The same, making at most this many tokens of a picture: larger ones are shrunk further, by the same rule.
+    /// The same, making at most this many tokens of a picture, where the family has pictures of several sizes: larger
+    /// ones are shrunk further, by the same rule.
     pub fn within(mut self, tokens_max: usize) -> Processor {
+        let most = tokens_max.max(1) as u64;
         let token = u64::from(self.patch * self.merge).pow(2);
-        self.pixels_max = self.pixels_max.min(token.saturating_mul(tokens_max.max(1) as u64));
-        self.pixels_min = self.pixels_min.min(self.pixels_max);
+        match &mut self.fit {
+            Fit::Between { pixels_min, pixels_max } => {
+                *pixels_max = (*pixels_max).min(token.saturating_mul(most));
+                *pixels_min = (*pixels_min).min(*pixels_max);
+            }
+            Fit::Square { .. } => {}
+            Fit::Filling { tokens } => *tokens = (*tokens).min(most),
+        }
         self
     }
 
@@ -163,24 +254,39 @@ impl Processor {
     /// The most patches that a picture becomes.
     #[expect(clippy::cast_sign_loss, reason = "numbers of pixels are not negative")]
     pub fn patches_max(&self) -> usize {
-        let side = f64::from(self.patch).powi(2);
-        let factor = f64::from(self.patch * self.merge);
-        // A picture that shrinks is at least one token on a side, and as long as one may be.
-        let slender = f64::from(SLENDER_MAX) * factor * factor;
-        // One that grows is rounded up on both sides.
-        let (least, slenderest) = (self.pixels_min as f64, f64::from(SLENDER_MAX));
-        let sides = (least * slenderest).sqrt() + (least / slenderest).sqrt();
-        let grown = least + sides * factor + factor * factor;
-        ((self.pixels_max as f64).max(slender).max(grown) / side) as usize
+        match self.fit {
+            Fit::Between { pixels_min, pixels_max } => {
+                let side = f64::from(self.patch).powi(2);
+                let factor = f64::from(self.patch * self.merge);
+                // A picture that shrinks is at least one token on a side, and as long as one may be.
+                let slender = f64::from(SLENDER_MAX) * factor * factor;
+                // One that grows is rounded up on both sides.
+                let (least, slenderest) = (pixels_min as f64, f64::from(SLENDER_MAX));
+                let sides = (least * slenderest).sqrt() + (least / slenderest).sqrt();
+                let grown = least + sides * factor + factor * factor;
+                ((pixels_max as f64).max(slender).max(grown) / side) as usize
+            }
+            Fit::Square { side } => (side / self.patch) as usize * (side / self.patch) as usize,
+            Fit::Filling { tokens } => tokens as usize * self.merge as usize * self.merge as usize,
+        }
     }
 
     /// The patches of a picture of some size.
-    #[expect(clippy::cast_sign_loss, reason = "sides are not negative")]
     pub fn grid(&self, size: Size) -> Result<Grid, Error> {
-        let (long, short) = (size.width.max(size.height), size.width.min(size.height));
-        if short == 0 {
+        if size.width == 0 || size.height == 0 {
             return Err(Error::NoPixels { size });
         }
+        let to = match self.fit {
+            Fit::Between { pixels_min, pixels_max } => self.between(size, pixels_min, pixels_max)?,
+            Fit::Square { side } => Size { width: side, height: side },
+            Fit::Filling { tokens } => self.filling(size, tokens),
+        };
+        Ok(Grid { width: to.width / self.patch, height: to.height / self.patch, merge: self.merge })
+    }
+
+    #[expect(clippy::cast_sign_loss, reason = "sides are not negative")]
+    fn between(&self, size: Size, pixels_min: u64, pixels_max: u64) -> Result<Size, Error> {
+        let (long, short) = (size.width.max(size.height), size.width.min(size.height));
         if u64::from(long) > u64::from(SLENDER_MAX) * u64::from(short) {
             return Err(Error::Slender { size, most: SLENDER_MAX });
         }
@@ -190,7 +296,7 @@ impl Processor {
         // As Python rounds: a half to the even number.
         let nearest = |side: f64| (side / factor).round_ties_even() * factor;
         let (mut w, mut h) = (nearest(width), nearest(height));
-        let [least, most] = [self.pixels_min as f64, self.pixels_max as f64];
+        let [least, most] = [pixels_min as f64, pixels_max as f64];
         if w * h > most {
             let beta = (pixels / most).sqrt();
             let shrunk = |side: f64| ((side / beta / factor).floor() * factor).max(factor);
@@ -200,15 +306,33 @@ impl Processor {
             let grown = |side: f64| (side * beta / factor).ceil() * factor;
             (w, h) = (grown(width), grown(height));
         }
-        let patches = |side: f64| side as u32 / self.patch;
-        Ok(Grid { width: patches(w), height: patches(h), merge: self.merge })
+        Ok(Size { width: w as u32, height: h as u32 })
+    }
+
+    /// Rounded down to whole tokens on both sides; of a side that would be none, one is left.
+    #[expect(clippy::cast_sign_loss, reason = "sides are not negative")]
+    fn filling(&self, size: Size, tokens: u64) -> Size {
+        let token = self.patch * self.merge;
+        let [width, height] = [f64::from(size.width), f64::from(size.height)];
+        let factor = (tokens as f64 * f64::from(token).powi(2) / (width * height)).sqrt();
+        let whole = |side: f64| (factor * side / f64::from(token)).floor() as u64;
+        let along = |long: u32, short: u32| u64::from(long / short).min(tokens);
+        let (across, down) = match (whole(width), whole(height)) {
+            // Of a square as large as one token, if its root is rounded.
+            (0, 0) => (1, 1),
+            (_, 0) => (along(size.width, size.height), 1),
+            (0, _) => (1, along(size.height, size.width)),
+            both => both,
+        };
+        let side = |tokens: u64| u32::try_from(tokens).expect("bounded when read") * token;
+        Size { width: side(across), height: side(down) }
     }
 
     /// What a tower reads of a picture.
     pub fn patches(&self, picture: &Picture) -> Result<Patches, Error> {
         let grid = self.grid(picture.size())?;
         let size = Size { width: grid.width * self.patch, height: grid.height * self.patch };
-        let picture = picture.resized(size);
+        let picture = picture.resized(size, self.kernel);
         let (patch, width) = (self.patch as usize, size.width as usize);
         // A byte has one number in each colour.
         let numbers: Vec<[f32; 256]> = (0..3)

@@ -1,4 +1,4 @@
-//! Bicubic resizing with antialiasing, as Pillow does it with bytes: the products are whole numbers, so the same
+//! Resizing with antialiasing, as Pillow does it with bytes: the products are whole numbers, so the same
 //! pixels come out on every machine.
 //!
 //! Each pixel of the result is a weighted sum of those that lie below it: first along rows, then along columns, with a
@@ -9,8 +9,31 @@ use crate::{Picture, Size};
 /// Bits behind the point of a weight: a sum of weighted bytes and its sign fit in 32.
 const PRECISION: u32 = 32 - 8 - 2;
 
-/// How far the bicubic kernel reaches on either side.
-const REACH: f64 = 2.0;
+/// By which weights pixels become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// The nearer of two, the more.
+    Bilinear,
+    /// The cubic one with the parameter -1/2.
+    Bicubic,
+}
+
+impl Kernel {
+    /// How far it reaches on either side.
+    fn reach(self) -> f64 {
+        match self {
+            Kernel::Bilinear => 1.0,
+            Kernel::Bicubic => 2.0,
+        }
+    }
+
+    fn at(self, x: f64) -> f64 {
+        match self {
+            Kernel::Bilinear => (1.0 - x.abs()).max(0.0),
+            Kernel::Bicubic => bicubic(x),
+        }
+    }
+}
 
 /// The cubic kernel with the parameter -1/2.
 fn bicubic(x: f64) -> f64 {
@@ -35,17 +58,17 @@ struct Taps {
 
 /// By pixel along one side.
 #[expect(clippy::cast_sign_loss, reason = "what is negative is the edge")]
-fn taps(from: u32, to: u32) -> Vec<Taps> {
+fn taps(kernel: Kernel, from: u32, to: u32) -> Vec<Taps> {
     let scale = f64::from(from) / f64::from(to);
     let stretch = scale.max(1.0);
-    let reach = REACH * stretch;
+    let reach = kernel.reach() * stretch;
     let one = |at: u32| {
         let centre = (f64::from(at) + 0.5) * scale;
         // Truncated as the reference does it; negative ones are the edge.
         let first = (centre - reach + 0.5).max(0.0) as usize;
         let end = ((centre + reach + 0.5).max(0.0) as usize).min(from as usize);
         let weights: Vec<f64> =
-            (first..end).map(|x| bicubic((x as f64 - centre + 0.5) * (1.0 / stretch))).collect();
+            (first..end).map(|x| kernel.at((x as f64 - centre + 0.5) * (1.0 / stretch))).collect();
         let sum: f64 = weights.iter().sum();
         let whole = |weight: &f64| {
             let share = if sum == 0.0 { *weight } else { weight / sum };
@@ -67,19 +90,19 @@ const HALF: i32 = 1 << (PRECISION - 1);
 
 impl Picture {
     /// The same picture in another size.
-    pub fn resized(&self, to: Size) -> Picture {
+    pub fn resized(&self, to: Size, kernel: Kernel) -> Picture {
         let from = self.size;
         let wide;
         let across = if from.width == to.width {
             &self.rgb
         } else {
-            wide = along_rows(&self.rgb, from, &taps(from.width, to.width));
+            wide = along_rows(&self.rgb, from, &taps(kernel, from.width, to.width));
             &wide
         };
         let rgb = if from.height == to.height {
             across.clone()
         } else {
-            along_columns(across, to.width as usize, &taps(from.height, to.height))
+            along_columns(across, to.width as usize, &taps(kernel, from.height, to.height))
         };
         Picture { size: to, rgb }
     }

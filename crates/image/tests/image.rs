@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use fornax_image::{Error, Grid, PIXELS_MAX, Picture, Processor, Size};
+use fornax_image::{Error, Fit, Grid, Kernel, PIXELS_MAX, Picture, Processor, Size};
 use serde_json::Value;
 
 fn fixture(name: &str) -> Vec<u8> {
@@ -16,6 +16,11 @@ fn number(value: &Value) -> u32 {
     u32::try_from(number).expect("a small count")
 }
 
+/// What each family does where its file says nothing.
+const QWEN: Fit = Fit::Between { pixels_min: 56 * 56, pixels_max: 28 * 28 * 1280 };
+const GEMMA3: Fit = Fit::Square { side: 224 };
+const GEMMA4: Fit = Fit::Filling { tokens: 280 };
+
 #[test]
 fn pixels_are_those_of_the_reference_and_those_of_lossy_files_nearly() {
     let expected: Value = serde_json::from_slice(&fixture("expected.json")).unwrap();
@@ -24,10 +29,17 @@ fn pixels_are_those_of_the_reference_and_those_of_lossy_files_nearly() {
         .as_object()
         .unwrap()
         .iter()
-        .map(|(name, config)| (name.as_str(), Processor::from_json(config).unwrap()))
+        .map(|(name, config)| {
+            let fit = match name.as_str() {
+                "gemma3" => GEMMA3,
+                "gemma4" => GEMMA4,
+                _ => QWEN,
+            };
+            (name.as_str(), Processor::from_json(config, fit).unwrap())
+        })
         .collect();
     let cases = expected["expected"].as_array().unwrap();
-    assert!(cases.len() >= 36);
+    assert!(cases.len() >= 48);
     let mut far = Vec::new();
     for case in cases {
         let name = case["picture"].as_str().unwrap();
@@ -75,8 +87,8 @@ fn a_picture_takes_as_many_tokens_as_the_reference_says() {
         let processor = Processor {
             patch: u32::try_from(factor / 2).unwrap(),
             merge: 2,
-            pixels_min: least,
-            pixels_max: most,
+            fit: Fit::Between { pixels_min: least, pixels_max: most },
+            kernel: Kernel::Bicubic,
             mean: [0.5; 3],
             std: [0.5; 3],
         };
@@ -96,10 +108,27 @@ fn a_picture_takes_as_many_tokens_as_the_reference_says() {
 }
 
 #[test]
+fn a_picture_fills_as_many_tokens_as_the_reference_says() {
+    let sizes: Vec<[u32; 5]> = serde_json::from_slice(&fixture("filling.json")).unwrap();
+    assert!(sizes.len() >= 900 && sizes.iter().any(|size| size[3] == 48 && size[4] > 480));
+    for [width, height, tokens, wanted_height, wanted_width] in sizes {
+        let config =
+            serde_json::json!({"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": tokens});
+        let processor = Processor::from_json(&config, GEMMA4).unwrap();
+        let size = Size { width, height };
+        let grid = processor.grid(size).unwrap();
+        assert_eq!([16 * grid.height, 16 * grid.width], [wanted_height, wanted_width], "{size}");
+        assert!(grid.patches() <= processor.patches_max());
+        let one = processor.within(1).grid(size).unwrap();
+        assert_eq!((one.tokens(), one.patches()), (1, 9), "{size}");
+    }
+}
+
+#[test]
 fn a_bound_of_tokens_shrinks_a_picture_by_the_same_rule() {
     let config =
         serde_json::json!({"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 16777216}});
-    let whole = Processor::from_json(&config).unwrap();
+    let whole = Processor::from_json(&config, QWEN).unwrap();
     let size = Size { width: 4000, height: 3000 };
     assert_eq!(whole.grid(size).unwrap().tokens(), 125 * 94);
     for most in [1, 7, 256, 1024] {
@@ -181,9 +210,10 @@ fn damaged_files_are_errors_and_never_panics() {
 
 #[test]
 fn a_processor_that_does_something_else_is_refused_by_its_field() {
-    let check = |config: Value, wanted: &str| {
-        assert_eq!(Processor::from_json(&config).unwrap_err().to_string(), wanted);
+    let refused = |config: Value, fit: Fit, wanted: &str| {
+        assert_eq!(Processor::from_json(&config, fit).unwrap_err().to_string(), wanted);
     };
+    let check = |config, wanted: &str| refused(config, QWEN, wanted);
     let made = "what this family's models were made with";
     let says = |field: &str, value: &str| format!("the image processor's {field} is {value}; wanted {made}");
     check(serde_json::json!({"resample": 2}), &says("resample", "2"));
@@ -192,6 +222,14 @@ fn a_processor_that_does_something_else_is_refused_by_its_field() {
     check(serde_json::json!({"patch_size": 0}), range);
     let std = "the image processor's image_std is [0.5,0.5,0]; wanted three numbers above zero";
     check(serde_json::json!({"image_std": [0.5, 0.5, 0]}), std);
-    let qwen2 = Processor::from_json(&serde_json::json!({"rescale_factor": 0.00392156862745098})).unwrap();
-    assert_eq!((qwen2.patch, qwen2.pixels_min, qwen2.pixels_max), (14, 56 * 56, 28 * 28 * 1280));
+    refused(serde_json::json!({"do_pan_and_scan": true}), GEMMA3, &says("do_pan_and_scan", "true"));
+    refused(serde_json::json!({"resample": 3}), GEMMA3, &says("resample", "3"));
+    let square = "the image processor's size is {\"height\":56,\"width\":28}; wanted a square";
+    refused(serde_json::json!({"size": {"height": 56, "width": 28}}), GEMMA3, square);
+    let tokens = "the image processor's size is 30; wanted whole tokens on a side";
+    refused(serde_json::json!({"size": {"height": 30, "width": 30}}), GEMMA3, tokens);
+    refused(serde_json::json!({"do_normalize": true}), GEMMA4, &says("do_normalize", "true"));
+    let qwen2 = serde_json::json!({"rescale_factor": 0.00392156862745098});
+    let qwen2 = Processor::from_json(&qwen2, QWEN).unwrap();
+    assert_eq!((qwen2.patch, qwen2.fit), (14, QWEN));
 }

@@ -3,6 +3,7 @@
 use fornax_compute::{Backend, Error, Heads, Linear, Memory, Norm, QkNorm, Rope, Rows, Temperature};
 
 use crate::decoder::{Activations, AttentionRoom, branch_off, norm};
+use crate::facts::LookAhead;
 use crate::join::{Join, Meeting};
 use crate::loader::{Changes, Loader};
 use crate::names::Tensor;
@@ -61,6 +62,11 @@ impl<M: Memory> Attention<M> {
             soft_cap: config.attention_cap,
             sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
             causal: config.pooling.is_none(),
+            ahead: match config.looks_ahead {
+                LookAhead::Never => false,
+                LookAhead::Everywhere => true,
+                LookAhead::InWindows => attention.window.is_some(),
+            },
             reach: attention.reach,
             chunk: attention.chunk,
         };

@@ -9,7 +9,8 @@ use fornax_compute::{
 use fornax_format::{Array, Checkpoint, Value};
 
 use crate::facts::{
-    AttentionScale, BiasRule, EmbeddingScale, FirstPosition, LogitScale, ParallelRule, TemperatureRule,
+    AttentionScale, BiasRule, EmbeddingScale, FirstPosition, LogitScale, LookAhead, ParallelRule,
+    TemperatureRule,
 };
 use crate::latent::LatentConfig;
 use crate::layers::{self, AttentionConfig, KvShape, LayerConfig, Mixer, Mixture};
@@ -49,6 +50,8 @@ pub struct Config {
     /// Where rows are given in place of tokens, how many layers add what lies behind a row's own values; `None` where only
     /// tokens are read.
     pub levels: Option<usize>,
+    /// Which layers read an image in both directions.
+    pub looks_ahead: LookAhead,
     /// Whether logits are taken with the embedding.
     pub tied: bool,
     /// Whether the feed-forward of a layer reads what its attention reads, and both are added together.
@@ -202,6 +205,7 @@ impl Config {
             window_rope,
             sections,
             levels: None,
+            looks_ahead: looks_ahead(&source, facts)?,
             tied: tied(&source, checkpoint, facts)?,
             parallel: parallel(&source, facts)?,
             qk_norm: qk_norm(&source, checkpoint, facts)?,
@@ -313,6 +317,7 @@ impl Config {
             (Need::Sinks, self.facts.has(Tensor::Sinks)),
             (Need::Experts, self.mixture().is_some()),
             (Need::GivenRows, self.levels.is_some()),
+            (Need::LastSeen, self.levels.is_some() && self.looks_ahead != LookAhead::Never),
             (Need::Sections, self.position_sections() > 1),
             (Need::BothDirections, self.pooling.is_some()),
             (
@@ -1033,6 +1038,22 @@ fn sections(source: &Source<'_>, facts: &Facts, pairs: usize) -> Result<Vec<u8>,
         _ => 0,
     };
     Ok((0..pairs as u64).map(section).collect())
+}
+
+fn looks_ahead(source: &Source<'_>, facts: &Facts) -> Result<LookAhead, Error> {
+    const SAYS: &str = "use_bidirectional_attention";
+    if facts.looks_ahead != LookAhead::InWindows {
+        return Ok(facts.looks_ahead);
+    }
+    let looks = match source {
+        Source::HuggingFace { json, .. } => match json.opt_str(SAYS)? {
+            None => false,
+            Some("vision") => true,
+            Some(said) => return Err(bad(SAYS, said, "vision")),
+        },
+        Source::Gguf { .. } => layer_inputs(source, facts)?.is_none(),
+    };
+    Ok(if looks { LookAhead::InWindows } else { LookAhead::Never })
 }
 
 fn token_types(source: &Source<'_>, facts: &Facts) -> Result<usize, Error> {

@@ -6,7 +6,7 @@ use fornax_compute::{GateOrder, Glu, KeySharing, NormKind, Pointwise, Scores, Sh
 
 use crate::arch::{NOT_YET, TABLE};
 use crate::source::Source;
-use crate::{Error, Name, Rotary};
+use crate::{Error, Name, Rotary, TowerFacts};
 
 /// One architecture.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,6 +65,10 @@ pub struct Facts {
     /// How many pairs each section of a position turns (time, height, width) where the configuration does not say: of models
     /// that read images. Sections take pairs in turns. `None` where positions have one section.
     pub sections: Option<[u64; 3]>,
+    /// What reads images beside it; `None` of models that read text alone, and where it is not computed.
+    pub tower: Option<&'static TowerFacts>,
+    /// Which layers read an image in both directions.
+    pub looks_ahead: LookAhead,
     /// Which layers rotate.
     pub rotary: RotaryRule,
     /// Rotary base of layers with a window where they have their own and the configuration does not say.
@@ -123,6 +127,18 @@ pub struct Facts {
     pub groups_by_two: Option<bool>,
     /// Whether experts are chosen of groups only where config.json names that way to choose (`topk_method`).
     pub groups_named: bool,
+}
+
+/// Which layers read the rows of an image in both directions; text they all read in one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookAhead {
+    /// None.
+    Never,
+    /// All.
+    Everywhere,
+    /// Those with a window, if config.json says so (`use_bidirectional_attention`); of files that cannot say it, of
+    /// models whose layers have no inputs of their own.
+    InWindows,
 }
 
 /// How queries grow with their positions, where the file says it.

@@ -9,6 +9,9 @@ use crate::loader::Loader;
 use crate::names::Tensor;
 use crate::{LayerInputs, Limits};
 
+/// Where a row is given in place of a token, layers read what the table has for the token that fills up: the first one.
+const FILLS_UP: u32 = 0;
+
 /// What makes the inputs of all layers.
 pub(crate) struct Table<M: Memory> {
     table: M::Weight,      // (vocab, layers x width)
@@ -62,7 +65,7 @@ impl<B: Backend> Table<B> {
         let Some(InputRoom { all, projected, .. }) = &mut a.layer_inputs else { return Ok(()) };
         let scaled =
             |factor: f32, x: &mut B::Buf| backend.pointwise(step, Rows::Tokens, Pointwise::Scale(factor), x);
-        backend.embed(step, &self.table, all)?;
+        backend.look_up(step, &self.table, FILLS_UP, all)?;
         scaled((self.parts.dim as f32).sqrt(), all)?;
         backend.matmul(step, Rows::Tokens, &self.projection, &a.residual, projected)?;
         scaled(self.scale, projected)?;

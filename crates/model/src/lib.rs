@@ -47,8 +47,9 @@ pub use config::{AdapterRoom, Config, LayerInputs, Scales, ScanScales};
 pub use error::Error;
 pub use export::{Export, Exported, Pairs, export, exportable};
 pub use facts::{
-    AttentionScale, BiasRule, EmbeddingScale, Facts, FirstPosition, Floor, LogitScale, ParallelRule, QkRows,
-    Recurrent, RotaryRule, ScanLayers, ShareRule, SoftCaps, TemperatureRule, WindowRule,
+    AttentionScale, BiasRule, EmbeddingScale, Facts, FirstPosition, Floor, LogitScale, LookAhead,
+    ParallelRule, QkRows, Recurrent, RotaryRule, ScanLayers, ShareRule, SoftCaps, TemperatureRule,
+    WindowRule,
 };
 pub use latent::{LatentConfig, LatentPart};
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
@@ -57,7 +58,7 @@ pub use recurrent::{ChannelScanConfig, ConvConfig, DeltaConfig, ScanConfig, Step
 pub use relaid::Interleave;
 pub use rope::{LongFactors, Rope, Scaling};
 pub use stage::Stage;
-pub use tower::{PatchGrid, Tower, TowerConfig};
+pub use tower::{PatchGrid, Tower, TowerConfig, TowerFacts};
 
 /// A loaded model.
 pub trait Model<B: Backend> {

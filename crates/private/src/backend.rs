@@ -226,6 +226,7 @@ impl<P: Products> Backend for Integer<P> {
     done_by_the_cpu! {
         add_vector(rows: Rows, vector: &cpu::Buf, x: &mut cpu::Buf);
         add(rows: Rows, y: &cpu::Buf, x: &mut cpu::Buf);
+        clamp(bounds: &cpu::Buf, x: &mut cpu::Buf);
         scale_columns(factors: &cpu::Buf, x: &mut cpu::Buf);
         pointwise(rows: Rows, function: Pointwise, x: &mut cpu::Buf);
         norm(rows: Rows, norm: &Norm<cpu::Buf>, x: &cpu::Buf, out: &mut cpu::Buf);

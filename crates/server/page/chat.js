@@ -1,5 +1,6 @@
 // The conversation: asking, stopping, going on, asking again, and the branches that this makes.
 import { stream, Gone } from "./api.js";
+import * as attachment from "./attachment.js";
 import { $, copy, count, element, iconButton, say } from "./dom.js";
 import * as history from "./history.js";
 import { Message } from "./message.js";
@@ -11,8 +12,6 @@ import * as store from "./store.js";
 const DRAW_EVERY = 80;
 // How often an answer that is not whole is kept, in milliseconds.
 const KEEP_EVERY = 2000;
-// Characters of an attached file: what is more fits no context.
-const FILE_MAX = 2_000_000;
 // From this share of the context on it is said to be nearly full.
 const NEARLY_FULL = 0.8;
 
@@ -155,18 +154,10 @@ function showContext(turns = store.path(conversation)) {
   $("context").title = used / most >= NEARLY_FULL ? "The context is nearly full: a new chat, or a shorter one, has room again." : "Tokens of this conversation, of the model's context";
 }
 
-// A fence that is longer than any in the text.
-function fenced(text) {
-  const longest = Math.max(2, ...[...text.matchAll(/`{3,}/g)].map(([marks]) => marks.length));
-  const fence = "`".repeat(longest + 1);
-  return `${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;
-}
-
 // A turn as the API has it. Thoughts are not sent back: templates leave those of earlier answers out.
 function asSaid({ role, text, calls, call, attachments }) {
   if (role === "tool") return { role, tool_call_id: call, content: text };
-  const files = (attachments ?? []).map((file) => `File ${file.name}:\n${fenced(file.text)}`);
-  if (!calls?.length) return { role, content: [...files, text].filter((part) => part !== "").join("\n\n") };
+  if (!calls?.length) return { role, content: attachment.content(attachments ?? [], text) };
   const made = ({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } });
   return { role, content: text, tool_calls: calls.map(made) };
 }
@@ -331,13 +322,10 @@ async function attach(files) {
   complain("");
   for (const file of files) {
     try {
-      if (file.type.startsWith("image/")) throw new Error("images are not supported; text files are");
-      if (file.size > FILE_MAX) throw new Error(`is larger than ${count(FILE_MAX)} bytes`);
-      const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-      if (text.includes("\0")) throw new Error("is no text file");
-      attached = [...attached, { name: file.name, text }];
+      const read = await attachment.read(file);
+      attached = [...attached, read];
     } catch (error) {
-      complain(`${file.name}: ${error instanceof TypeError ? "is no text in UTF-8" : error.message}`);
+      complain(`${file.name}: ${error.message}`);
     }
   }
   showAttached();
@@ -345,7 +333,7 @@ async function attach(files) {
 }
 
 function showAttached() {
-  $("attached").replaceChildren(...attached.map((file, index) => element("li", {}, element("span", { textContent: `${file.name} (${count(file.text.length)} characters)` }),
+  $("attached").replaceChildren(...attached.map((file, index) => element("li", {}, ...(file.image ? [attachment.thumbnail(file)] : []), element("span", { textContent: attachment.words(file) }),
     iconButton("close", `Take ${file.name} away`, () => {
       attached = attached.filter((_, other) => other !== index);
       showAttached();
@@ -464,7 +452,7 @@ const SUGGESTIONS = [
 $("suggestions").append(...SUGGESTIONS.map(([name, text]) => element("button", {
   type: "button",
   onclick: () => (text === null ? $("attach-files").click() : ask(text)),
-}, element("strong", { textContent: name }), element("span", { textContent: text ?? "Attach a text file and ask what is in it." }))));
+}, element("strong", { textContent: name }), element("span", { textContent: text ?? "Attach a text file or an image and ask what is in it." }))));
 
 document.addEventListener("model", () => {
   const model = chosen();

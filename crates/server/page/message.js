@@ -1,4 +1,5 @@
 // One turn as it is shown. Its parts are made once and then brought up to date, so that what is open, selected or typed stays.
+import { thumbnail } from "./attachment.js";
 import { button, copy, element, iconButton } from "./dom.js";
 import { Growing } from "./markdown.js";
 import { tokenView } from "./tokens.js";
@@ -130,9 +131,9 @@ export class Message {
     const files = this.turn.attachments ?? [];
     this.part("attachments", String(files.length), () => {
       if (files.length === 0) return null;
-      return element("div", { className: "files" }, ...files.map((file) => element("details", { className: "file" },
+      return element("div", { className: "files" }, ...files.map((file) => (file.image ? thumbnail(file) : element("details", { className: "file" },
         element("summary", { textContent: `${file.name}, ${file.text.length.toLocaleString("en")} characters` }),
-        element("pre", { tabIndex: 0, textContent: file.text, dir: "auto", role: "region", "aria-label": file.name }))));
+        element("pre", { tabIndex: 0, textContent: file.text, dir: "auto", role: "region", "aria-label": file.name })))));
     });
   }
 

@@ -3,6 +3,8 @@
 //
 // A conversation is {id, title, named, created, updated, leaf, turns}. Its turns are a tree, by id: each has a `parent`, and what is
 // shown is the way from the first turn to `leaf`. To ask again or to edit adds a branch and loses nothing.
+import { isImage } from "./attachment.js";
+
 const NAME = "fornax";
 const STORE = "conversations";
 // What an imported file may have at most.
@@ -140,7 +142,7 @@ function turnOf(given) {
   const turn = { role: given.role, text: text(given.text), created: Number(given.created) || Date.now() };
   for (const name of ["thoughts", "model", "figures", "name", "call", "finish", "error"]) if (typeof given[name] === "string") turn[name] = given[name];
   if (Array.isArray(given.attachments)) {
-    turn.attachments = given.attachments.map((file) => ({ name: text(file?.name) || "file", text: text(file?.text) }));
+    turn.attachments = given.attachments.map((file) => ({ name: text(file?.name) || "file", ...(isImage(file?.image) ? { image: file.image } : { text: text(file?.text) }) }));
   }
   if (Array.isArray(given.calls)) {
     turn.calls = given.calls.map((call) => ({ id: text(call?.id), name: text(call?.name), arguments: text(call?.arguments) }));
@@ -181,7 +183,10 @@ function ofMessages(messages) {
   let parent = null;
   for (const message of messages) {
     const calls = message?.tool_calls?.map?.((call) => ({ id: call?.id, name: call?.function?.name, arguments: call?.function?.arguments }));
-    const turn = turnOf({ role: message?.role, text: message?.content, thoughts: message?.reasoning_content, call: message?.tool_call_id, calls });
+    const parts = Array.isArray(message?.content) ? message.content : [];
+    const attachments = parts.filter((part) => isImage(part?.image_url?.url)).map((part, at) => ({ name: `image ${at + 1}`, image: part.image_url.url }));
+    const said = parts.length > 0 ? parts.map((part) => text(part?.text)).filter(Boolean).join("\n\n") : message?.content;
+    const turn = turnOf({ role: message?.role, text: said, ...(attachments.length > 0 ? { attachments } : {}), thoughts: message?.reasoning_content, call: message?.tool_call_id, calls });
     if (turn) parent = add(conversation, parent, turn).id;
   }
   return conversation.leaf ? conversation : null;

@@ -131,6 +131,35 @@ impl ChatPrompt {
         self.text.push_str(text);
     }
 
+    /// The same with another text of our own in the place of each of its control tokens that are written so. Where
+    /// somebody else has written it, it stays.
+    pub fn with_replaced(&self, written: &str, by: &str) -> ChatPrompt {
+        let mut prompt = ChatPrompt { text: String::with_capacity(self.text.len()), untrusted: Vec::new() };
+        let mut untrusted = self.untrusted.iter().copied().peekable();
+        let (mut copied, mut from) = (0, 0);
+        // What lies before `end` and is not copied yet.
+        let mut copy = |prompt: &mut ChatPrompt, start: usize, end: usize| {
+            let moved = prompt.text.len();
+            prompt.text.push_str(&self.text[start..end]);
+            while let Some(at) = untrusted.next_if(|at| *at < end) {
+                prompt.untrusted.push(at - start + moved);
+            }
+        };
+        while let Some(at) = self.text[from..].find(written).filter(|_| !written.is_empty()) {
+            let (start, end) = (from + at, from + at + written.len());
+            from = end;
+            let first = self.untrusted.partition_point(|at| *at < start);
+            if self.untrusted.get(first).is_some_and(|at| *at < end) {
+                continue;
+            }
+            copy(&mut prompt, copied, start);
+            prompt.text.push_str(by);
+            copied = end;
+        }
+        copy(&mut prompt, copied, self.text.len());
+        prompt
+    }
+
     pub(crate) fn untrusted(&self) -> &[usize] {
         &self.untrusted
     }
@@ -426,4 +455,23 @@ fn marked<'t>(text: &'t str, wholes: &WholeTokens) -> Cow<'t, str> {
         out.push(c);
     }
     Cow::Owned(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_template_wrote_is_replaced_and_what_somebody_else_wrote_stays() {
+        let mut prompt = ChatPrompt { text: String::new(), untrusted: Vec::new() };
+        prompt.push("<a>x");
+        prompt.push_untrusted("<a>ü");
+        prompt.push("<a><a>");
+        prompt.push_untrusted("z");
+        let replaced = prompt.with_replaced("<a>", "(long)");
+        assert_eq!(replaced.text(), "(long)x<a>ü(long)(long)z");
+        assert_eq!(replaced.untrusted, [7, 8, 9, 10, 24]);
+        assert_eq!(prompt.with_replaced("", "?"), prompt);
+        assert_eq!(prompt.with_replaced("<b>", "?"), prompt);
+    }
 }

@@ -36,6 +36,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         suite.compare(AddGated { columns, size: 1.0 });
         suite.compare(AddGated { columns, size: 100.0 });
         suite.compare(Factors { columns });
+        suite.compare(Clamped { columns });
         suite.compare(Given { columns });
         for size in [1.0, 100.0] {
             for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
@@ -444,6 +445,39 @@ impl Case for Factors {
         let mut x = Bench::filled(backend, Purpose::Activations, self.columns, &values)?;
         let factors = backend.upload_values(&random.values(self.columns))?;
         step(backend, &nine_rows(), |step| Ok(backend.scale_columns(step, &factors, &mut x.buf)?))?;
+        x.table(backend)
+    }
+}
+
+/// Bounds that differ by column, some without an end.
+struct Clamped {
+    columns: usize,
+}
+
+impl fmt::Display for Clamped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "bounds of {} columns", self.columns)
+    }
+}
+
+impl Case for Clamped {
+    fn op(&self) -> Op {
+        Op::Pointwise
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::Clamp]
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let mut random = Random::of(self);
+        let values = random.values(9 * self.columns);
+        let mut x = Bench::filled(backend, Purpose::Activations, self.columns, &values)?;
+        let least = random.values(self.columns).into_iter().map(|value| -value.abs());
+        let most = random.values(self.columns).into_iter().map(f32::abs);
+        let endless = most.enumerate().map(|(at, most)| if at % 5 == 3 { f32::INFINITY } else { most });
+        let bounds = backend.upload_values(&least.chain(endless).collect::<Vec<_>>())?;
+        step(backend, &nine_rows(), |step| Ok(backend.clamp(step, &bounds, &mut x.buf)?))?;
         x.table(backend)
     }
 }

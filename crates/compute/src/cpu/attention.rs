@@ -69,6 +69,8 @@ pub(super) struct Layer<'a> {
     pub(super) sinks: Option<&'a [f32]>,
     /// Whether a query sees nothing behind its own position; else all of its row.
     pub(super) causal: bool,
+    /// Whether a query sees as far as the batch says, where it says it.
+    pub(super) ahead: bool,
     /// How many positions on each side of its own a query sees that is not causal.
     pub(super) reach: Option<usize>,
     /// How long the chunks are that a query sees nothing outside of.
@@ -167,6 +169,7 @@ impl Layer<'_> {
             let table = step.table(unit.row, self.group);
             let row = step.rows()[unit.row];
             let lasts = step.lasts().get(unit.tokens.first..unit.tokens.first + unit.tokens.len);
+            let lasts = lasts.filter(|_| self.ahead);
             let sees = Sees { row_end: row.start + row.len, lasts };
             self.attend_unit(simd, &unit.tokens, sees, table, heads, qkv, scratch, &out);
         });
@@ -985,7 +988,7 @@ mod tests {
         let mut x = cpu.alloc(Purpose::Activations, TOKENS, HEADS.qkv_columns()).unwrap();
         let mut out = cpu.alloc(Purpose::Activations, TOKENS, HEADS.query * HEADS.dim).unwrap();
         cpu.write(&mut x, 0, &numbers(3, TOKENS * HEADS.qkv_columns())).unwrap();
-        let mut attend = |causal: bool, lasts: Vec<u32>| {
+        let mut attend_by = |causal: bool, ahead: bool, lasts: Vec<u32>| {
             let mut batch = Batch::default();
             let row =
                 Row { slot: 0, start: 0, len: TOKENS as u32, pages: vec![table(0), table(0)], wanted: 0 };
@@ -993,13 +996,17 @@ mod tests {
             batch.lasts = lasts;
             let step = cpu.begin(&batch).unwrap();
             cpu.kv_write(&step, HEADS, LAYER, &x, &mut kv).unwrap();
-            let attention = Attention { causal, ..Attention::causal(HEADS, LAYER, SCALE) };
+            let attention = Attention { causal, ahead, ..Attention::causal(HEADS, LAYER, SCALE) };
             cpu.attention(&step, &attention, &x, &kv, &mut out).unwrap();
             (0..TOKENS).map(|token| bits(&cpu.read(&out, token, 1).unwrap())).collect::<Vec<_>>()
         };
         let last = TOKENS as u32 - 1;
+        // A layer that does not look ahead.
+        let blind = attend_by(true, false, vec![last; TOKENS]);
+        let mut attend = |causal, lasts| attend_by(causal, true, lasts);
         let (text, both) = (attend(true, vec![]), attend(false, vec![]));
         assert_eq!(attend(true, (0..=last).collect()), text);
+        assert_eq!(blind, text);
         assert_eq!(attend(true, vec![last; TOKENS]), both);
         // A piece of an image among text: its positions see each other, and the text around them only what was before.
         let piece = 3..50;

@@ -201,6 +201,49 @@ impl Cpu {
         Cpu::new(CpuOptions { threads: 1, simd: Simd::Scalar, activations, ..CpuOptions::default() })
     }
 
+    /// The table's rows of the step's tokens. Where a row is given, that one, or the table's of what stands in for it.
+    fn rows_of(
+        &self,
+        step: &Step,
+        table: &Weight,
+        stand_in: Option<u32>,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns) = (step.tokens().len(), table.columns);
+        fits("embed", "out", out, (count, columns))?;
+        let table = table.matrix();
+        let sampled = self.sampled.borrow();
+        let sampled: &[Option<u32>] = &sampled;
+        let given = step.given();
+        // The table's row of a token, or the given one.
+        let row = |token| match token {
+            Token::Known(id) => Ok(Ok(id)),
+            Token::Sampled(slot) => sampled[slot as usize].ok_or(Error::NothingSampled { slot }).map(Ok),
+            Token::Given(row) => Ok(match stand_in {
+                Some(stand_in) => Ok(stand_in),
+                None => Err(&given.values[row as usize * given.columns..][..given.columns]),
+            }),
+        };
+        for &token in step.tokens() {
+            match row(token)? {
+                Ok(id) => below("token", id as usize, table.rows)?,
+                Err(given) if given.len() >= columns && given.len().is_multiple_of(columns) => {}
+                Err(given) => {
+                    let (got, wanted) = ((1, given.len()), (1, columns));
+                    return Err(Error::OperandShape { operation: "embed", operand: "given", got, wanted });
+                }
+            }
+        }
+        for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |at, out| {
+            match row(step.tokens()[at]).expect("checked above") {
+                Ok(id) => table.expand_row(id as usize, out),
+                Err(given) => out.copy_from_slice(&given[..columns]),
+            }
+        });
+        Ok(())
+    }
+
     fn multiplier<'a>(&'a self, panels: &'a mut Block, scratch: &'a mut Block) -> Multiplier<'a> {
         let CpuOptions { simd, activations, .. } = self.options;
         Multiplier { pool: &self.pool, simd, activations, panels, scratch }
@@ -384,36 +427,12 @@ impl Backend for Cpu {
 
     fn embed(&self, step: &Step, table: &Weight, out: &mut Buf) -> Result<(), Error> {
         let _running = self.times.run(&self.pool, "embed");
-        let step = step.slot();
-        let (count, columns) = (step.tokens().len(), table.columns);
-        fits("embed", "out", out, (count, columns))?;
-        let table = table.matrix();
-        let sampled = self.sampled.borrow();
-        let sampled: &[Option<u32>] = &sampled;
-        let given = step.given();
-        // The table's row of a token, or the given one.
-        let row = |token| match token {
-            Token::Known(id) => Ok(Ok(id)),
-            Token::Sampled(slot) => sampled[slot as usize].ok_or(Error::NothingSampled { slot }).map(Ok),
-            Token::Given(row) => Ok(Err(&given.values[row as usize * given.columns..][..given.columns])),
-        };
-        for &token in step.tokens() {
-            match row(token)? {
-                Ok(id) => below("token", id as usize, table.rows)?,
-                Err(given) if given.len() >= columns && given.len().is_multiple_of(columns) => {}
-                Err(given) => {
-                    let (got, wanted) = ((1, given.len()), (1, columns));
-                    return Err(Error::OperandShape { operation: "embed", operand: "given", got, wanted });
-                }
-            }
-        }
-        for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |at, out| {
-            match row(step.tokens()[at]).expect("checked above") {
-                Ok(id) => table.expand_row(id as usize, out),
-                Err(given) => out.copy_from_slice(&given[..columns]),
-            }
-        });
-        Ok(())
+        self.rows_of(step, table, None, out)
+    }
+
+    fn look_up(&self, step: &Step, table: &Weight, stand_in: u32, out: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "look_up");
+        self.rows_of(step, table, Some(stand_in), out)
     }
 
     fn add_given(&self, step: &Step, column: usize, x: &mut Buf) -> Result<(), Error> {
@@ -495,6 +514,27 @@ impl Backend for Cpu {
         fits("pointwise", "x", x, (count, columns))?;
         let x = &mut x.values_mut()[..count * columns];
         glu::pointwise(&self.pool, self.options.simd, function, columns, x);
+        Ok(())
+    }
+
+    fn clamp(&self, step: &Step, bounds: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let _running = self.times.run(&self.pool, "clamp");
+        let (count, columns) = (step.slot().tokens().len(), x.columns);
+        fits("clamp", "bounds", bounds, (1, 2 * columns))?;
+        fits("clamp", "x", x, (count, columns))?;
+        let (least, most) = bounds.row(0).split_at(columns);
+        for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |_, x| {
+            for ((x, least), most) in x.iter_mut().zip(least).zip(most) {
+                // In this order a number that is none stays one, as it should be seen.
+                *x = if *x < *least {
+                    *least
+                } else if *x > *most {
+                    *most
+                } else {
+                    *x
+                };
+            }
+        });
         Ok(())
     }
 
@@ -599,6 +639,7 @@ impl Backend for Cpu {
             soft_cap: attention.soft_cap,
             sinks: attention.sinks.as_ref().map(|sinks| sinks.row(0)),
             causal: attention.causal,
+            ahead: attention.ahead,
             reach: attention.reach.map(|reach| reach as usize),
             chunk: attention.chunk.map(|chunk| chunk as usize).filter(|chunk| *chunk > 0),
             group: attention.layer.group,

@@ -157,6 +157,7 @@ enum Fault {
     ConvWithoutBias,
     /// Only the first row is multiplied by the factors of columns.
     FactorsOnce,
+    BoundsOnce,
     /// A norm's gates are those of the row's beginning.
     FirstGates,
     /// A norm comes before its gates, whatever is said.
@@ -261,6 +262,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::OneRate, Op::ChannelScan),
     (Fault::ConvWithoutBias, Op::ShortConv),
     (Fault::FactorsOnce, Op::Pointwise),
+    (Fault::BoundsOnce, Op::Pointwise),
     (Fault::FirstGates, Op::GatedNorm),
     (Fault::NormAlwaysFirst, Op::GatedNorm),
     (Fault::OneNorm, Op::GatedNorm),
@@ -527,6 +529,12 @@ impl Backend for Mutant {
 
     fn pointwise(&self, step: &Step, rows: Rows, function: Pointwise, x: &mut Buf) -> Result<(), Error> {
         self.inner.pointwise(&step.inner, rows, function, x)
+    }
+
+    fn clamp(&self, step: &Step, bounds: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let rest = self.inner.read(x, 1, step.tokens - 1)?;
+        self.inner.clamp(&step.inner, bounds, x)?;
+        if self.has(Fault::BoundsOnce) { self.inner.write(x, 1, &rest) } else { Ok(()) }
     }
 
     fn scale_columns(&self, step: &Step, factors: &Buf, x: &mut Buf) -> Result<(), Error> {

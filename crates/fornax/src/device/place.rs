@@ -85,6 +85,8 @@ pub(crate) struct Wish {
     pub(crate) limit_bytes: u64,
     /// Bytes of what reads images, which the process takes beside the model.
     pub(crate) tower_bytes: u64,
+    /// Tokens of an image that one step has to compute together.
+    pub(crate) whole_tokens: usize,
     /// Bytes of the device that others will have given back.
     pub(crate) returning: u64,
     /// Room for adapters that come while the model is loaded.
@@ -168,7 +170,11 @@ impl<A: Arm> Place for A {
             context: wish.context,
             parallel: wish.parallel,
             kv_dtype: wish.kv_dtype.unwrap_or(self.kv_dtype()),
-            step_tokens: self.step_tokens(),
+            // Beside them every other request may want its next token.
+            step_tokens: self.step_tokens().max(match wish.whole_tokens {
+                0 => 0,
+                whole => whole.saturating_add(wish.parallel),
+            }),
             logit_rows: wish.logit_rows,
             runtime_bytes: self.runtime_bytes(wish.vocabulary).saturating_add(wish.tower_bytes),
             limit_bytes: wish.limit_bytes.min(free),

@@ -43,10 +43,11 @@ const SINGLE: &str = "model.safetensors";
 
 /// What is read of a folder beside its weights; the last are how a sentence encoder pools, and what
 /// stands behind.
-const BESIDE: [&str; 12] = [
+const BESIDE: [&str; 13] = [
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
@@ -66,8 +67,61 @@ const PREFERRED: [&str; 27] = [
     "IQ3_M", "Q3_K_S", "BF16", "F16", "F32",
 ];
 
-/// Chooses among `names`, which are all files of a repository.
+/// Chooses among `names`, which are all files of a repository. A model in GGUF comes with what reads its images.
 pub(super) fn choose(names: &[String], want: &Want) -> Result<Choice, Undecided> {
+    let mut choice = choose_model(names, want)?;
+    if let Entry::File(model) = &choice.entry
+        && let Some(projector) = projector(names, model)
+    {
+        choice.files.insert(0, projector.to_owned());
+    }
+    Ok(choice)
+}
+
+/// Of files in GGUF the one that reads images for a model, if one of them is its own: one that is called as the model
+/// is, or as a part of that, or one without a name of its own in the folder of a single model. Of several that differ
+/// in their type alone, the first of the usual ones.
+pub(crate) fn projector<'n>(names: &'n [String], model: &str) -> Option<&'n str> {
+    if !is_gguf_model(model) {
+        return None;
+    }
+    let parts = |name: &'n str| name.rsplit_once('/').unwrap_or(("", name));
+    let (folder, own) = model.rsplit_once('/').unwrap_or(("", model));
+    let own = plain_name(split(own).map_or(own, |shard| shard.stem));
+    let there = || names.iter().map(|name| parts(name)).filter(|(other, _)| *other == folder);
+    let is_alone = there()
+        .filter(|(_, name)| is_gguf_model(name))
+        .all(|(_, name)| plain_name(split(name).map_or(name, |shard| shard.stem)) == own);
+    let mut found = Vec::new();
+    for name in names.iter().filter(|name| parts(name).0 == folder && is_projector(name)) {
+        let called = plain_name(parts(name).1);
+        let fits = if called.is_empty() { is_alone } else { own.contains(&called) };
+        let quant = quant_of(name);
+        let usual = ["F16", "BF16", "Q8_0", "F32"];
+        let rank = usual.iter().position(|usual| quant.as_deref().is_some_and(|quant| same(quant, usual)));
+        if fits {
+            found.push((own.len() - called.len(), rank.unwrap_or(usual.len()), name.as_str()));
+        }
+    }
+    // The nearest name first.
+    found.into_iter().min().map(|(.., name)| name)
+}
+
+/// What a file's name says of the model alone, in small letters and digits: neither its type nor that it is a
+/// projector.
+fn plain_name(name: &str) -> String {
+    let mut name = name.strip_suffix(".gguf").unwrap_or(name).to_ascii_lowercase();
+    if let Some(quant) = quant_of(&name) {
+        name = name.replace(&quant.to_ascii_lowercase(), "");
+    }
+    for word in ["mmproj", "model"] {
+        name = name.replace(word, "");
+    }
+    name.retain(|c| c.is_ascii_alphanumeric());
+    name
+}
+
+fn choose_model(names: &[String], want: &Want) -> Result<Choice, Undecided> {
     let models = gguf_models(names);
     match want {
         Want::File(file) => {
@@ -220,6 +274,12 @@ fn is_gguf_model(name: &str) -> bool {
     lower.ends_with(".gguf") && !lower.contains("mmproj") && !lower.contains("imatrix")
 }
 
+/// What reads images for a model beside it.
+fn is_projector(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    lower.ends_with(".gguf") && lower.contains("mmproj")
+}
+
 struct Shard<'n> {
     /// What stands before the numbers.
     stem: &'n str,
@@ -319,8 +379,39 @@ mod tests {
         check(&["a-Q2_K.gguf", "a-Q4_K_S.gguf", "a-Q4_K_M.gguf", "a-Q8_0.gguf"], "a-Q4_K_M.gguf");
         check(&["a.Q8_0.gguf", "a.Q5_K_M.gguf", "a.F16.gguf"], "a.Q5_K_M.gguf");
         check(&["strange.gguf", "README.md"], "strange.gguf");
-        check(&["a-Q8_0.gguf", "mmproj-a-f16.gguf", "a.imatrix.gguf"], "a-Q8_0.gguf");
+        check(&["a-Q8_0.gguf", "a.imatrix.gguf"], "a-Q8_0.gguf");
         check(&["config.json", "tokenizer.json", "model.safetensors", "a-q4_0.gguf"], "a-q4_0.gguf");
+    }
+
+    #[test]
+    fn what_reads_images_comes_with_its_model_and_with_no_other() {
+        let check = |there: &[&str], wanted: &[&str]| {
+            let mut wanted = names(wanted);
+            wanted.push(there[0].to_owned());
+            let chosen = files(there, &Want::File(there[0].to_owned()));
+            assert_eq!(chosen, wanted, "{there:?}");
+        };
+        check(&["gemma-3-4b-it-Q4_K_M.gguf", "mmproj-model-f16.gguf"], &["mmproj-model-f16.gguf"]);
+        check(
+            &["a-Q8_0.gguf", "mmproj-F32.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf"],
+            &["mmproj-F16.gguf"],
+        );
+        let own = "mmproj-Qwen3-VL-2B-Instruct-F16.gguf";
+        check(&["Qwen3-VL-2B-Instruct-Q4_K_M.gguf", own, "mmproj-gemma-3-4b-it.gguf"], &[own]);
+        check(
+            &["Qwen3-VL-2B-Instruct-Q4_K_M.gguf", "qwen3-vl-2b-instruct.mmproj-q8_0.gguf"],
+            &["qwen3-vl-2b-instruct.mmproj-q8_0.gguf"],
+        );
+        // Of which model it is nobody says.
+        check(&["one-Q4_0.gguf", "other-Q4_0.gguf", "mmproj-f16.gguf"], &[]);
+        check(&["one-Q4_0.gguf", "one-Q8_0.gguf", "mmproj-f16.gguf"], &["mmproj-f16.gguf"]);
+        check(&["one-Q4_0.gguf", "mmproj-other-f16.gguf", "old/mmproj-one-f16.gguf"], &[]);
+        assert_eq!(
+            files(&["a-Q8_0.gguf", "mmproj-a-f16.gguf"], &Want::Any),
+            ["mmproj-a-f16.gguf", "a-Q8_0.gguf"]
+        );
+        let split = ["q/b-00001-of-00002.gguf", "q/b-00002-of-00002.gguf", "q/mmproj-b.gguf"];
+        assert_eq!(files(&split, &Want::Any), [split[2], split[0], split[1]]);
     }
 
     #[test]

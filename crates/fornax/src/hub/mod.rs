@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use cache::Folder;
 pub use cache::Local;
+pub(crate) use choice::projector;
 use choice::{Entry, Undecided};
 use download::Transfer;
 pub use error::HubError;

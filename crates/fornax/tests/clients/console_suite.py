@@ -1,6 +1,7 @@
 """The console in a real browser: python console_suite.py BASE_URL KEY CHROMIUM FOLDER. Prints `ok NAME` for each scenario;
 screenshots go into the folder."""
 
+import base64
 import json
 import re
 import sys
@@ -707,6 +708,75 @@ def text_files_go_along(page):
     expect(page.locator(".message.user .text")).to_have_text("What is the code word?")
 
 
+# A red square and a blue one, of one pixel each.
+RED = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
+BLUE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNgYPgPAAEDAQA2dBFAAAAAAElFTkSuQmCC"
+
+# Hands a file to the page as a browser does when it is pasted or dropped.
+HANDS_OVER = """([event, target, data, name]) => {
+    const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+    const transfer = new DataTransfer();
+    transfer.items.add(new File([bytes], name, { type: "image/png" }));
+    const init = { bubbles: true, cancelable: true };
+    const made = event === "paste" ? new ClipboardEvent(event, { ...init, clipboardData: transfer }) : new DragEvent(event, { ...init, dataTransfer: transfer });
+    document.querySelector(target).dispatchEvent(made);
+}"""
+
+
+def images_are_picked_pasted_and_dropped(page):
+    page.click("#new")
+    picked, drawing = folder / "picked.png", folder / "drawing.svg"
+    picked.write_bytes(base64.b64decode(RED))
+    drawing.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    page.set_input_files("#attach-files", [picked, drawing])
+    expect(page.locator("#attached li")).to_have_count(1)
+    expect(page.locator("#ask-error")).to_contain_text("drawing.svg: is no JPEG, PNG, WebP or GIF")
+    page.evaluate(HANDS_OVER, ["paste", "#question", BLUE, "pasted.png"])
+    expect(page.locator("#attached li")).to_have_count(2)
+    page.evaluate(HANDS_OVER, ["drop", "#chat", RED, "dropped.png"])
+    expect(page.locator("#attached li img.thumbnail")).to_have_count(3)
+    accessible(page, "images")
+    page.get_by_role("button", name="Take dropped.png away").click()
+    expect(page.locator("#attached li")).to_have_count(2)
+    with Scripted(page, events({"content": "Red and blue."})) as scripted:
+        ask(page, "Which colours?")
+    url = "data:image/png;base64,"
+    shown = [{"type": "image_url", "image_url": {"url": url + data}} for data in (RED, BLUE)]
+    assert scripted.asked[0]["messages"] == [
+        {"role": "user", "content": [*shown, {"type": "text", "text": "Which colours?"}]}
+    ], scripted.asked
+    expect(page.locator("#attached li")).to_have_count(0)
+    expect(page.locator(".message.user img.thumbnail")).to_have_count(2)
+    # They are there after a reload, and go along with what is asked next.
+    reload(page)
+    expect(page.locator(".message.user img.thumbnail")).to_have_count(2)
+    with Scripted(page, events({"content": "Two."})) as scripted:
+        ask(page, "How many?")
+    assert [len(message["content"]) for message in scripted.asked[0]["messages"][:1]] == [3], scripted.asked
+    # Answers of a model that reads text say so.
+    page.click("#new")
+    page.set_input_files("#attach-files", [picked])
+    page.fill("#question", "And this?")
+    page.keyboard.press("Enter")
+    answered(page, "The answer failed")
+    expect(page.locator(".message.assistant")).to_contain_text("reads no images")
+    # A photograph of a phone is sent smaller.
+    size = page.evaluate("""async () => {
+        const { read } = await import("/console/attachment.js");
+        const canvas = document.createElement("canvas");
+        [canvas.width, canvas.height] = [3000, 1500];
+        const context = canvas.getContext("2d");
+        const noise = context.createImageData(3000, 1500);
+        let state = 1;
+        for (let at = 0; at < noise.data.length; at += 1) noise.data[at] = (state = (state * 48271) % 2147483647) % 256;
+        context.putImageData(noise, 0, 0);
+        const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
+        const { image } = await read(new File([blob], "large.png", { type: "image/png" }));
+        return [image.slice(0, 22), blob.size > 1_000_000, image.length < blob.size];
+    }""")
+    assert size == ["data:image/jpeg;base64", True, True], size
+
+
 def keys_do_what_their_list_says(page):
     page.keyboard.press("Control+/")
     expect(page.locator("#keys-dialog")).to_be_visible()
@@ -1124,6 +1194,7 @@ with sync_playwright() as playwright:
         conversations_are_kept_named_searched_exported_and_imported,
         parameters_and_presets_are_kept,
         text_files_go_along,
+        images_are_picked_pasted_and_dropped,
         keys_do_what_their_list_says,
         models_are_loaded_unloaded_and_fetched,
         it_can_be_installed,

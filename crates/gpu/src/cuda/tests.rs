@@ -1366,7 +1366,7 @@ fn what_a_batch_or_a_cache_has_beyond_text_is_refused_by_name() {
         let refused = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).map(drop);
         assert_eq!(refused.unwrap_err().to_string(), wanted);
     }
-    for need in [Need::Reach, Need::SharedKeys, Need::WideGroups] {
+    for need in [Need::Reach, Need::SharedKeys, Need::WideGroups, Need::Clamp] {
         let refused = cuda.supports(need).unwrap_err().to_string();
         assert_eq!(refused, format!("{need} is not available on cuda"));
     }

@@ -6,13 +6,14 @@ use fornax_compute::Glu;
 
 use super::llama::LLAMA;
 use crate::Facts;
-use crate::facts::{AttentionScale, EmbeddingScale, QkRows, ShareRule, SoftCaps, WindowRule};
+use crate::facts::{AttentionScale, EmbeddingScale, LookAhead, QkRows, ShareRule, SoftCaps, WindowRule};
 use crate::names::Dim::{Dense, ExpertFfn, Ffn, Head, Hidden, Kv, One, Query, Vocab};
 use crate::names::Owner::{Layer, Model};
 use crate::names::Transform::{Keep, QkRows as Rotated, StackedInBoth};
 use crate::names::When::{Always, Attends, DenseLayers, Mixture, Values};
 use crate::names::{ATTENTION, Dim, ENDS, MLP, Name, QK_NORMS, Tensor, When, name};
 use crate::relaid::Interleave;
+use crate::tower::facts as tower;
 
 /// Its files say "gelu" under another key and mean the approximation.
 pub(crate) const GEMMA: Facts = Facts {
@@ -51,7 +52,7 @@ pub(crate) const VAULTGEMMA: Facts = Facts {
     ..GEMMA2
 };
 
-/// Of the models that see images only the part that reads text.
+/// Of the models that see images, what reads text; the tower is beside it.
 pub(crate) const GEMMA3: Facts = Facts {
     name: "gemma3",
     gguf: Some("gemma3"),
@@ -79,6 +80,8 @@ pub(crate) const GEMMA3: Facts = Facts {
     window_rope_base: Some(10000.0),
     attention_scale: AttentionScale::PreAttentionScalar { layers: 62 },
     soft_caps: Some(SoftCaps { attention: None, logits: None }),
+    tower: Some(&tower::GEMMA3),
+    looks_ahead: LookAhead::Everywhere,
     ..GEMMA2
 };
 
@@ -92,12 +95,14 @@ pub(crate) const EMBEDDING_GEMMA: Facts = Facts {
     layers: "layers",
     beginnings: &[("", "model.")],
     not_text: &[],
+    tower: None,
+    looks_ahead: LookAhead::Never,
     names: &[ENCODER_ENDS, NORMS, ATTENTION, QK_NORMS, MLP],
     encoder: true,
     ..GEMMA3
 };
 
-/// Of the models that see images and hear sounds only the part that reads text.
+/// Of the models that see images and hear sounds, what reads text; the tower of images is beside it.
 pub(crate) const GEMMA4: Facts = Facts {
     name: "gemma4",
     gguf: Some("gemma4"),
@@ -128,6 +133,8 @@ pub(crate) const GEMMA4: Facts = Facts {
     attention_scale: AttentionScale::One,
     experts: Some(ShareRule::OfChosen),
     dense_too: true,
+    tower: Some(&tower::GEMMA4),
+    looks_ahead: LookAhead::InWindows,
     ..GEMMA3
 };
 
@@ -148,6 +155,7 @@ pub(crate) const GEMMA4_UNIFIED: Facts = Facts {
     names: &[ENDS, NORMS, SHARED_ATTENTION, MLP, LAYER],
     experts: None,
     dense_too: false,
+    tower: None,
     ..GEMMA4
 };
 

@@ -3,8 +3,8 @@
 use fornax_compute::{Glu, NormKind, Pointwise, Scores};
 
 use crate::facts::{
-    AttentionScale, BiasRule, EmbeddingScale, FirstPosition, Floor, LogitScale, ParallelRule, QkRows,
-    RotaryRule, TemperatureRule, WindowRule,
+    AttentionScale, BiasRule, EmbeddingScale, FirstPosition, Floor, LogitScale, LookAhead, ParallelRule,
+    QkRows, RotaryRule, TemperatureRule, WindowRule,
 };
 use crate::{Facts, names};
 
@@ -33,6 +33,8 @@ pub(crate) const LLAMA: Facts = Facts {
     partial_rotary: None,
     proportional_rotary: None,
     sections: None,
+    tower: None,
+    looks_ahead: LookAhead::Never,
     rotary: RotaryRule::EveryLayer,
     window_rope_base: None,
     full_head_dim: None,

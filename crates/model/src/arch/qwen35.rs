@@ -11,6 +11,7 @@ use crate::names::{
     Dim, ENDS, MLP, Name, Owner, Portion, QK_NORMS, QWEN_EXPERTS, Tensor, Transform, When, name,
 };
 use crate::relaid::Interleave;
+use crate::tower::facts as tower;
 
 pub(crate) const QWEN35: Facts = Facts {
     name: "qwen35",
@@ -25,6 +26,7 @@ pub(crate) const QWEN35: Facts = Facts {
     window: WindowRule::Never,
     partial_rotary: Some(0.25),
     sections: Some([11, 11, 10]),
+    tower: Some(&tower::QWEN3),
     recurrent: Some(Recurrent::DeltaRule { gguf: KeySharing::Turns }),
     ..QWEN3
 };
@@ -48,6 +50,7 @@ pub(crate) const QWEN3_NEXT: Facts = Facts {
     beginnings: &[],
     not_text: &["mtp.", "model.mtp."],
     sections: None,
+    tower: None,
     names: &[ENDS, NORMS, ATTENTION, QK_NORMS, DELTA, INPUTS_BY_KEY_HEAD, MLP, QWEN_EXPERTS, SHARED],
     experts: Some(ShareRule::Configured { gguf: Shares::OfChosen, hugging_face: Shares::OfAll }),
     recurrent: Some(Recurrent::DeltaRule { gguf: KeySharing::Neighbours }),

@@ -3,6 +3,7 @@
 use super::qwen3::QWEN3;
 use crate::Facts;
 use crate::facts::{BiasRule, WindowRule};
+use crate::tower::facts as tower;
 
 pub(crate) const QWEN3_VL: Facts = Facts {
     name: "qwen3vl",
@@ -15,5 +16,6 @@ pub(crate) const QWEN3_VL: Facts = Facts {
     window: WindowRule::Never,
     rope_base: 500_000.0,
     sections: Some([24, 20, 20]),
+    tower: Some(&tower::QWEN3),
     ..QWEN3
 };

@@ -1,24 +1,31 @@
-//! A tower: what makes of a picture's patches the rows that a language model reads in place of tokens. This one is that
-//! of Qwen3-VL and of Qwen3.5: patches see each other in both directions and are rotated by where they are, down and
-//! across; learned positions are stretched over the picture; four patches become a row at the end, and where the model
-//! has it also after some blocks on the way (the levels, which go into the first layers of the language model).
+//! A tower: what makes of a picture's patches the rows that a language model reads in place of tokens. Patches see
+//! each other in both directions; how they know where they are, what stands in a block and how several patches become
+//! a row is told by the family's facts. Where the model has it, rows are also made after some blocks on the way (the
+//! levels, which go into the first layers of the language model).
 //!
 //! It is a model of its own over a backend of its own, and knows no image file: patches come as numbers.
 
+mod block;
 mod config;
+pub(crate) mod facts;
+mod head;
+mod layer;
+mod merger;
 mod weights;
 
 use fornax_compute::{
     Attention, Backend, Batch, Error, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, Need, Norm,
-    PAGE_TOKENS, PageId, Pointwise, Purpose, Rope, Row, Rows, Token,
+    NormKind, PAGE_TOKENS, PageId, Purpose, Rope, Row, Rows, Token,
 };
 use fornax_format::Checkpoint;
 
+use block::{Alike, Block};
 pub use config::TowerConfig;
-use weights::{Layer, Name, Weights};
-
-/// What angles are powers of; the reference has no other.
-const ROPE_BASE: f64 = 10_000.0;
+pub use facts::TowerFacts;
+use facts::{Function, Part, Positions, Rotary, Scale};
+use layer::Layer;
+use merger::Merger;
+use weights::Weights;
 
 /// A picture's patches.
 #[derive(Clone, Copy, Debug)]
@@ -38,10 +45,12 @@ pub struct Tower<M: Memory> {
     config: TowerConfig,
     patches_max: usize,
     patches: Layer<M>, // (hidden, patch values)
-    /// (side x side, hidden): on the host, where they are stretched over each picture.
+    /// (side x side, hidden), or (2, positions, hidden) by column and by row: on the host, where those of a picture
+    /// are taken.
     positions: Vec<f32>,
-    rope: Rope<M::Buf>,
+    alike: Alike<M>,
     blocks: Vec<Block<M>>,
+    last_norm: Option<Norm<M::Buf>>, // (hidden)
     merger: Merger<M>,
     /// After which block, and what makes rows there.
     levels: Vec<(usize, Merger<M>)>,
@@ -49,35 +58,20 @@ pub struct Tower<M: Memory> {
     room: Room<M>,
 }
 
-struct Block<M: Memory> {
-    attention_norm: Norm<M::Buf>, // (hidden)
-    qkv: Layer<M>,                // (3 hidden, hidden)
-    output: Layer<M>,             // (hidden, hidden)
-    mlp_norm: Norm<M::Buf>,       // (hidden)
-    up: Layer<M>,                 // (ffn, hidden)
-    down: Layer<M>,               // (hidden, ffn)
-}
-
-/// Several patches become a row.
-struct Merger<M: Memory> {
-    /// (hidden) of each patch, or (merged) of those that become one.
-    norm: Norm<M::Buf>,
-    up: Layer<M>,   // (merged, merged)
-    down: Layer<M>, // (out, merged)
-}
-
 /// What a picture is computed in; by patches, then by merged rows.
 struct Room<M: Memory> {
-    pixels: M::Buf,   // (patches, patch values)
-    residual: M::Buf, // (patches, hidden)
-    branch: M::Buf,   // (patches, hidden)
-    room: M::Buf,     // (patches, hidden)
-    qkv: M::Buf,      // (patches, 3 hidden)
-    attended: M::Buf, // (patches, hidden)
-    inner: M::Buf,    // (patches, ffn)
-    merged: M::Buf,   // (rows, merged)
-    above: M::Buf,    // (rows, merged)
-    out: M::Buf,      // (rows, out)
+    pixels: M::Buf,        // (patches, patch values)
+    residual: M::Buf,      // (patches, hidden)
+    branch: M::Buf,        // (patches, hidden)
+    room: M::Buf,          // (patches, hidden)
+    qkv: M::Buf,           // (patches, 3 x heads x head)
+    attended: M::Buf,      // (patches, heads x head)
+    inner: M::Buf,         // (patches, ffn), or twice as wide
+    gated: Option<M::Buf>, // (patches, ffn)
+    merged: M::Buf,        // (rows, merged)
+    normed: M::Buf,        // (rows, merged), where levels are
+    above: M::Buf,         // (rows, merged)
+    out: M::Buf,           // (rows, out)
 }
 
 impl<M: Memory> Tower<M> {
@@ -92,35 +86,15 @@ impl<M: Memory> Tower<M> {
         for need in [Need::LayerNorm, Need::Pointwise, Need::BothDirections, Need::Sections] {
             memory.supports(need)?;
         }
-        let TowerConfig { hidden, ffn, out, merge, .. } = *config;
+        let TowerConfig { hidden, out, merge, facts, .. } = *config;
         let square = merge * merge;
-        let (merged, patches_max) = (hidden * square, patches_max.next_multiple_of(square));
+        let patches_max = patches_max.next_multiple_of(square);
         let mut weights = Weights::new(checkpoint, config, memory, progress);
         let heads = heads(config);
-        // A quarter of a head's values turn by the row, another by the column; with their partners that is all of it.
-        let quarter = heads.dim / 4;
-        let frequency = |at: usize| ROPE_BASE.powf(-(at as f64) / quarter as f64) as f32;
-        let frequencies: Vec<f32> = (0..quarter).chain(0..quarter).map(frequency).collect();
-        let block = |weights: &mut Weights<'_, M>, at| -> Result<Block<M>, crate::Error> {
-            Ok(Block {
-                attention_norm: weights.norm(Name::AttentionNorm(at), hidden)?,
-                qkv: weights.layer(Name::Qkv(at), 3 * hidden, hidden)?,
-                output: weights.layer(Name::AttentionOutput(at), hidden, hidden)?,
-                mlp_norm: weights.norm(Name::MlpNorm(at), hidden)?,
-                up: weights.layer(Name::Up(at), ffn, hidden)?,
-                down: weights.layer(Name::Down(at), hidden, ffn)?,
-            })
-        };
-        let level = |weights: &mut Weights<'_, M>, at| -> Result<Merger<M>, crate::Error> {
-            Ok(Merger {
-                norm: weights.norm(Name::LevelNorm(at), merged)?,
-                up: weights.layer(Name::LevelUp(at), merged, merged)?,
-                down: weights.layer(Name::LevelDown(at), out, merged)?,
-            })
-        };
-        let blocks = (0..config.blocks).map(|at| block(&mut weights, at)).collect::<Result<_, _>>()?;
+        let blocks =
+            (0..config.blocks).map(|at| Block::load(&mut weights, config, at)).collect::<Result<_, _>>()?;
         let levels = config.levels.iter().enumerate();
-        let levels = levels.map(|(at, block)| Ok((*block, level(&mut weights, at)?)));
+        let levels = levels.map(|(at, block)| Ok((*block, Merger::of_level(&mut weights, config, at)?)));
         let levels = levels.collect::<Result<_, crate::Error>>()?;
         let tokens = |columns| memory.alloc(Purpose::Activations, patches_max, columns);
         let rows = |columns| memory.alloc(Purpose::Activations, patches_max / square, columns);
@@ -131,21 +105,29 @@ impl<M: Memory> Tower<M> {
             window: None,
             pages: 1 + patches_max.div_ceil(PAGE_TOKENS),
         };
+        let scale = match facts.scale {
+            // Of the stored head: zeros behind it are none of its values.
+            Scale::RootOfHead => ((hidden / config.heads) as f32).powf(-0.5),
+            Scale::One => 1.0,
+        };
+        let (inner, gated) = match facts.function {
+            Function::Plain(_) => (config.ffn, None),
+            Function::Gated(_) => (2 * config.ffn, Some(tokens(config.ffn)?)),
+        };
         let tower = Tower {
             patches: weights.patches()?,
-            positions: weights.positions()?,
-            rope: Rope {
-                pairs: frequencies.len(),
-                frequencies: memory.upload_values(&frequencies)?,
-                magnitude: 1.0,
-                sections: [vec![0; quarter], vec![1; quarter]].concat(),
+            positions: weights.table(Part::Positions, &config.table())?,
+            alike: Alike {
+                rope: facts.rotary.map(|rotary| rope(memory, config, rotary)).transpose()?,
+                shape: Attention {
+                    causal: false,
+                    ..Attention::causal(heads, KvLayer { group: 0, layer: 0 }, scale)
+                },
+                function: facts.function,
             },
             blocks,
-            merger: Merger {
-                norm: weights.norm(Name::MergerNorm, hidden)?,
-                up: weights.layer(Name::MergerUp, merged, merged)?,
-                down: weights.layer(Name::MergerDown, out, merged)?,
-            },
+            last_norm: weights.opt_norm(NormKind::Layer, Part::LastNorm, 0, hidden)?,
+            merger: Merger::load(&mut weights, config)?,
             levels,
             kv: memory.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F32 })?,
             room: Room {
@@ -153,11 +135,13 @@ impl<M: Memory> Tower<M> {
                 residual: memory.alloc(Purpose::Residual, patches_max, hidden)?,
                 branch: tokens(hidden)?,
                 room: tokens(hidden)?,
-                qkv: tokens(3 * hidden)?,
-                attended: tokens(hidden)?,
-                inner: tokens(ffn)?,
-                merged: rows(merged)?,
-                above: rows(merged)?,
+                qkv: tokens(heads.qkv_columns())?,
+                attended: tokens(heads.query * heads.dim)?,
+                inner: tokens(inner)?,
+                gated,
+                merged: rows(config.merged())?,
+                normed: rows(if config.levels.is_empty() { 0 } else { config.merged() })?,
+                above: rows(config.merged())?,
                 out: rows(out)?,
             },
             config: config.clone(),
@@ -174,7 +158,22 @@ impl<M: Memory> Tower<M> {
 }
 
 fn heads(config: &TowerConfig) -> Heads {
-    Heads { query: config.heads, kv: config.heads, dim: config.hidden / config.heads }
+    Heads { query: config.heads, kv: config.heads, dim: config.head_layout().padded() }
+}
+
+/// A quarter of a head's values turn by the row, another by the column; with their partners that is all of it.
+fn rope<M: Memory>(memory: &M, config: &TowerConfig, rotary: Rotary) -> Result<Rope<M::Buf>, Error> {
+    let quarter = config.hidden / config.heads / 4;
+    let still = heads(config).dim / 2 - 2 * quarter;
+    let frequency = |at: usize| rotary.base.powf(-(at as f64) / quarter as f64) as f32;
+    let turning = (0..quarter).chain(0..quarter).map(frequency);
+    let frequencies: Vec<f32> = turning.chain(std::iter::repeat_n(0.0, still)).collect();
+    Ok(Rope {
+        pairs: frequencies.len(),
+        frequencies: memory.upload_values(&frequencies)?,
+        magnitude: 1.0,
+        sections: [vec![0; quarter], vec![1; quarter], vec![0; still]].concat(),
+    })
 }
 
 impl<B: Backend> Tower<B> {
@@ -189,7 +188,7 @@ impl<B: Backend> Tower<B> {
         let patches = self.check(grid)?;
         let square = self.config.merge * self.config.merge;
         backend.write(&mut self.room.pixels, 0, grid.values)?;
-        let positions = self.stretched(grid);
+        let positions = self.learned(grid);
         backend.write(&mut self.room.room, 0, &positions)?;
         let step = backend.begin(&batch(patches, grid.places))?;
         let rows = self.blocks(backend, &step, patches, go_on)?;
@@ -201,6 +200,8 @@ impl<B: Backend> Tower<B> {
         for row in 0..count {
             rows.iter().for_each(|level| all.extend_from_slice(&level[row * out..][..out]));
         }
+        // By one nothing changes, to the bit.
+        all.iter_mut().for_each(|value| *value /= self.config.multiplied);
         Ok(Some(all))
     }
 
@@ -222,6 +223,21 @@ impl<B: Backend> Tower<B> {
         if grid.values.len() != values {
             return wrong("values of patches", grid.values.len(), values);
         }
+        let most = self.config.positions;
+        let (width, height) = (grid.width as usize, grid.height as usize);
+        match self.config.facts.positions {
+            Positions::Square if (width, height) != (most, most) => {
+                return wrong("patches on a side", width, most);
+            }
+            Positions::ByAxis if width.max(height) > most => {
+                return Err(Error::BatchLimit {
+                    what: "patches on a side",
+                    got: width.max(height),
+                    limit: most,
+                });
+            }
+            _ => {}
+        }
         let outside = |place: &&(u32, u32)| place.0 >= grid.height || place.1 >= grid.width;
         match grid.places.iter().find(outside) {
             Some(place) => wrong("row of a patch", place.0 as usize, grid.height as usize),
@@ -229,25 +245,41 @@ impl<B: Backend> Tower<B> {
         }
     }
 
-    /// The learned positions, stretched over the picture from edge to edge: of each patch the four around it, weighed by
-    /// how near they are. (patches, hidden)
+    /// What is added to each patch for where it is. (patches, hidden)
+    fn learned(&self, grid: PatchGrid<'_>) -> Vec<f32> {
+        let TowerConfig { hidden, positions: side, facts, .. } = self.config;
+        let place = |at: usize| &self.positions[at * hidden..][..hidden];
+        let row = |&(down, across): &(u32, u32)| -> Vec<f32> {
+            let (down, across) = (down as usize, across as usize);
+            match facts.positions {
+                Positions::Stretched => self.stretched(down, across, grid),
+                Positions::Square => place(down * side + across).to_vec(),
+                Positions::ByAxis => {
+                    let (column, row) = (place(across), place(side + down));
+                    column.iter().zip(row).map(|(column, row)| column + row).collect()
+                }
+            }
+        };
+        grid.places.iter().flat_map(row).collect()
+    }
+
+    /// The learned positions, stretched over the picture from edge to edge: of a patch the four around it, weighed by
+    /// how near they are. (hidden)
     #[expect(clippy::cast_sign_loss, reason = "places are not negative")]
-    fn stretched(&self, grid: PatchGrid<'_>) -> Vec<f32> {
+    fn stretched(&self, down: usize, across: usize, grid: PatchGrid<'_>) -> Vec<f32> {
         let TowerConfig { hidden, positions: side, .. } = self.config;
-        let axis = |at: u32, size: u32| {
+        let axis = |at: usize, size: u32| {
             let source = at as f32 * (side - 1) as f32 / size.saturating_sub(1).max(1) as f32;
             let below = (source.floor() as usize).min(side - 1);
             let far = source - below as f32;
             [(below, 1.0 - far), ((below + 1).min(side - 1), far)]
         };
-        let mut stretched = vec![0.0; grid.places.len() * hidden];
-        for (row, &(down, across)) in stretched.chunks_exact_mut(hidden).zip(grid.places) {
-            for (y, y_weight) in axis(down, grid.height) {
-                for (x, x_weight) in axis(across, grid.width) {
-                    let learned = &self.positions[(y * side + x) * hidden..][..hidden];
-                    let weight = y_weight * x_weight;
-                    row.iter_mut().zip(learned).for_each(|(sum, value)| *sum += value * weight);
-                }
+        let mut stretched = vec![0.0; hidden];
+        for (y, y_weight) in axis(down, grid.height) {
+            for (x, x_weight) in axis(across, grid.width) {
+                let learned = &self.positions[(y * side + x) * hidden..][..hidden];
+                let weight = y_weight * x_weight;
+                stretched.iter_mut().zip(learned).for_each(|(sum, value)| *sum += value * weight);
             }
         }
         stretched
@@ -261,14 +293,10 @@ impl<B: Backend> Tower<B> {
         patches: usize,
         go_on: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Vec<f32>>>, Error> {
-        let Tower { config, patches: embed, rope, blocks, merger, levels, kv, room: r, .. } = self;
-        let heads = heads(config);
-        let shape = Attention {
-            causal: false,
-            ..Attention::causal(heads, KvLayer { group: 0, layer: 0 }, (heads.dim as f32).powf(-0.5))
-        };
+        let Tower { config, patches: embed, alike, blocks, last_norm, merger, levels, kv, room: r, .. } =
+            self;
         let tokens = Rows::Tokens;
-        backend.linear(step, tokens, &embed.weight, Some(&embed.bias), &r.pixels, &mut r.residual)?;
+        embed.forward(backend, step, &mut r.pixels, &mut r.residual)?;
         backend.add(step, tokens, &r.room, &mut r.residual)?;
         let count = patches / (config.merge * config.merge);
         let mut of_levels = Vec::with_capacity(levels.len());
@@ -276,59 +304,24 @@ impl<B: Backend> Tower<B> {
             if !go_on() {
                 return Ok(None);
             }
-            backend.norm(step, tokens, &block.attention_norm, &r.residual, &mut r.branch)?;
-            backend.linear(step, tokens, &block.qkv.weight, Some(&block.qkv.bias), &r.branch, &mut r.qkv)?;
-            backend.attend(step, &shape, Some(rope), &mut r.qkv, kv, &mut r.attended)?;
-            backend.linear_add(
-                step,
-                tokens,
-                block.output.linear(),
-                &r.attended,
-                &mut r.room,
-                &mut r.residual,
-            )?;
-            backend.norm(step, tokens, &block.mlp_norm, &r.residual, &mut r.branch)?;
-            backend.linear(step, tokens, &block.up.weight, Some(&block.up.bias), &r.branch, &mut r.inner)?;
-            backend.pointwise(step, tokens, Pointwise::GeluTanh, &mut r.inner)?;
-            backend.linear_add(step, tokens, block.down.linear(), &r.inner, &mut r.room, &mut r.residual)?;
+            block.forward(backend, step, alike, kv, r)?;
             if let Some((_, merger)) = levels.iter().find(|(level, _)| *level == at) {
-                let merged = backend.read(&r.residual, 0, patches)?;
-                backend.write(&mut r.above, 0, &merged)?;
-                let rows = begin_rows(backend, patches, config)?;
-                backend.norm(&rows, tokens, &merger.norm, &r.above, &mut r.merged)?;
-                of_levels.push(merge(backend, rows, merger, r, count)?);
+                let residual = backend.read(&r.residual, 0, patches)?;
+                of_levels.push(merger.rows_of(backend, &residual, count, r)?);
             }
         }
-        backend.norm(step, tokens, &merger.norm, &r.residual, &mut r.branch)?;
-        let normed = backend.read(&r.branch, 0, patches)?;
-        backend.write(&mut r.merged, 0, &normed)?;
-        let rows = begin_rows(backend, patches, config)?;
-        let mut all = vec![merge(backend, rows, merger, r, count)?];
+        let last = match last_norm {
+            Some(norm) => {
+                backend.norm(step, tokens, norm, &r.residual, &mut r.branch)?;
+                &r.branch
+            }
+            None => &r.residual,
+        };
+        let last = backend.read(last, 0, patches)?;
+        let mut all = vec![merger.rows_of(backend, &last, count, r)?];
         all.append(&mut of_levels);
         Ok(Some(all))
     }
-}
-
-/// A step of the rows that patches become.
-fn begin_rows<B: Backend>(backend: &B, patches: usize, config: &TowerConfig) -> Result<B::Step, Error> {
-    backend.begin(&batch(patches / (config.merge * config.merge), &[]))
-}
-
-/// `merged`, whose norm was taken, through the two layers of a merger.
-fn merge<B: Backend>(
-    backend: &B,
-    rows: B::Step,
-    merger: &Merger<B>,
-    r: &mut Room<B>,
-    count: usize,
-) -> Result<Vec<f32>, Error> {
-    let tokens = Rows::Tokens;
-    backend.linear(&rows, tokens, &merger.up.weight, Some(&merger.up.bias), &r.merged, &mut r.above)?;
-    backend.pointwise(&rows, tokens, Pointwise::Gelu, &mut r.above)?;
-    backend.linear(&rows, tokens, &merger.down.weight, Some(&merger.down.bias), &r.above, &mut r.out)?;
-    let out = backend.read(&r.out, 0, count)?;
-    backend.finish(rows)?;
-    Ok(out)
 }
 
 /// One sequence of so many rows, rotated by their places where they have some.

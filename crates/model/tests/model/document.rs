@@ -12,7 +12,7 @@ use fornax_model::{Config, Facts, exportable};
 use crate::fixture::{Container, folder};
 
 /// What CUDA does not have; the refusals in its own tests list the same.
-const NOT_ON_CUDA: [Need; 9] = [
+const NOT_ON_CUDA: [Need; 10] = [
     Need::GivenRows,
     Need::Sections,
     Need::LastSeen,
@@ -21,6 +21,7 @@ const NOT_ON_CUDA: [Need; 9] = [
     Need::WideGroups,
     Need::LayerEmbeddings,
     Need::ExpertScales,
+    Need::Clamp,
     Need::HostTables,
 ];
 

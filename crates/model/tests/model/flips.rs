@@ -109,6 +109,8 @@ fn every_fact_of_an_architecture_matters() {
         partial_rotary,
         proportional_rotary,
         sections,
+        tower,
+        looks_ahead,
         rotary,
         window_rope_base,
         full_head_dim,
@@ -140,8 +142,18 @@ fn every_fact_of_an_architecture_matters() {
     });
     // A label; what finds the row, which the table's own tests flip; two with tests of their own below; those of encoders
     // beside; what matters where images are read (`images.rs`).
-    let elsewhere =
-        ["name", "model_types", "classes", "names", "rope_base", "encoder", "head_function", "sections"];
+    let elsewhere = [
+        "name",
+        "model_types",
+        "classes",
+        "names",
+        "rope_base",
+        "encoder",
+        "head_function",
+        "sections",
+        "tower",
+        "looks_ahead",
+    ];
     check_all::<Facts>(
         &fields,
         &elsewhere,
@@ -438,6 +450,7 @@ fn every_number_of_a_configuration_matters() {
         window_rope,
         sections,
         levels,
+        looks_ahead,
         tied,
         parallel,
         qk_norm,
@@ -470,6 +483,7 @@ fn every_number_of_a_configuration_matters() {
         "rope",
         "sections",
         "levels",
+        "looks_ahead",
         "context",
         "first_position",
         "scales",

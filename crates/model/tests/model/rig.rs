@@ -48,6 +48,8 @@ pub(crate) struct Seen {
     pub(crate) given: GivenRows,
     /// Where each of them is.
     pub(crate) sections: Vec<Vec<u32>>,
+    /// The last position that each sees; empty where none sees what is behind it.
+    pub(crate) lasts: Vec<u32>,
 }
 
 /// One sequence's share of a step, all of whose positions want logits.
@@ -154,6 +156,10 @@ impl Rig {
         let behind = batch.positions.split_off(part.len());
         let section = |at: usize| [&seen.sections[at][part.clone()], &behind].concat();
         (batch.positions, batch.sections) = (section(0), (1..seen.sections.len()).map(section).collect());
+        if !seen.lasts.is_empty() {
+            batch.lasts =
+                [&seen.lasts[part], &(0..u32::try_from(text.len()).unwrap()).collect::<Vec<_>>()].concat();
+        }
         let step = self.backend.begin(&batch).unwrap();
         self.model.forward(&self.backend, &mut self.kv, &step).unwrap();
         let logits = self.backend.read(self.model.logits(), 0, batch.wanted()).unwrap();

@@ -32,6 +32,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("dom.js", SCRIPT, include_str!("../../page/dom.js")),
     ("theme.js", SCRIPT, include_str!("../../page/theme.js")),
     ("chat.js", SCRIPT, include_str!("../../page/chat.js")),
+    ("attachment.js", SCRIPT, include_str!("../../page/attachment.js")),
     ("store.js", SCRIPT, include_str!("../../page/store.js")),
     ("history.js", SCRIPT, include_str!("../../page/history.js")),
     ("settings.js", SCRIPT, include_str!("../../page/settings.js")),

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fornax_chat::{Image, Seen, Sight, Unseen};
+use fornax_chat::{Image, Placeholder, Seen, Sight, Unseen};
 use fornax_engine::ContentHash;
 use serde_json::{Value, json};
 
@@ -33,8 +33,8 @@ struct Bytes {
 }
 
 impl Sight for Bytes {
-    fn placeholder(&self) -> u32 {
-        1
+    fn placeholder(&self) -> Placeholder {
+        Placeholder::of(1)
     }
 
     fn tokens(&self, image: &Image) -> Result<usize, Unseen> {
@@ -58,7 +58,7 @@ impl Sight for Bytes {
         let rows: Vec<f32> = image.bytes.iter().map(|&byte| f32::from(byte)).collect();
         let mut hash = ContentHash([0; 16]);
         hash.0[..image.bytes.len()].copy_from_slice(&image.bytes);
-        Ok(Seen { hash, columns: 1, rows: rows.into(), offsets: Vec::new() })
+        Ok(Seen { hash, columns: 1, rows: rows.into(), offsets: Vec::new(), whole: false })
     }
 }
 

@@ -1,6 +1,7 @@
 //! A conversation with a model: what was said, how answers are chosen, and what they cost.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::time::Duration;
 
 use fornax::{
@@ -15,6 +16,7 @@ use super::super::sampling::SamplingArgs;
 use super::super::{headline, output, plan};
 use super::Run;
 use super::command::{self, Command};
+use super::dragged::Dragged;
 use super::is_cancelled;
 use super::saved::Saved;
 use super::screen::{Said, Screen, Style};
@@ -140,6 +142,36 @@ impl<'a> Chat<'a> {
     /// Shows these with the next message.
     pub(super) fn show(&mut self, images: Vec<Image>) {
         self.images.extend(images);
+    }
+
+    /// Shows an image with the next message, if the model reads it.
+    fn show_file(&mut self, path: &Path) -> anyhow::Result<()> {
+        self.images.push(fornax::image(path)?);
+        if let Err(error) = self.check("Hello") {
+            self.images.pop();
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Answers what was typed at a terminal. Images whose paths stand in it are shown with it, or with the next
+    /// message where nothing else does.
+    pub(super) fn answer_typed(&mut self, text: &str, home: Option<&Path>) -> anyhow::Result<Option<String>> {
+        let Dragged { paths, text } = Dragged::of(text, home, Path::is_file);
+        for path in &paths {
+            self.show_file(path)?;
+        }
+        if text.trim().is_empty() {
+            return Ok(Some(self.images_words()));
+        }
+        self.answer(&text).map(Answered::words)
+    }
+
+    fn images_words(&self) -> String {
+        match self.images.len() {
+            1 => "one image is shown with the next message".to_owned(),
+            count => format!("{count} images are shown with the next message"),
+        }
     }
 
     /// A message with the pictures that it shows, which stand before what is said.
@@ -356,12 +388,17 @@ impl<'a> Chat<'a> {
             Command::Exit => String::new(),
             // These are answered where answers are shown.
             Command::Result(_) | Command::Retry => String::new(),
+            Command::Image(path) => {
+                self.show_file(&path)?;
+                self.images_words()
+            }
             Command::Model(None) => self.headline(),
             Command::Model(Some(name)) => self.change_model(&name)?,
             Command::Set(None) => self.set_words(),
             Command::Set(Some((name, value))) => self.set(&name, &value)?,
             Command::Clear => {
                 self.turns.clear();
+                self.images.clear();
                 self.open_calls.clear();
                 self.question = None;
                 "the conversation is forgotten; settings stay".to_owned()
@@ -510,7 +547,7 @@ impl Totals {
     }
 }
 
-fn schema(path: &std::path::Path) -> Result<Form, Failure> {
+fn schema(path: &Path) -> Result<Form, Failure> {
     let schema = serde_json::from_str(&output::text_of(path)?)
         .map_err(|error| Failure::usage(format!("{} is no JSON: {error}", path.display())))?;
     Ok(Form::JsonSchema(schema))

@@ -17,6 +17,8 @@ pub(super) enum Command {
     Load(PathBuf),
     /// Another model, for the conversation as it is.
     Model(Option<String>),
+    /// Shows an image with the next message.
+    Image(PathBuf),
     /// The last question once more.
     Retry,
     /// A flag of sampling: its name, and its value.
@@ -28,13 +30,14 @@ pub(super) enum Command {
 }
 
 /// Name, what follows it, and what it does.
-pub(super) const COMMANDS: [(&str, &str, &str); 14] = [
+pub(super) const COMMANDS: [(&str, &str, &str); 15] = [
     ("/system", "TEXT|off", "what the model is told beforehand; \"\"\" begins and ends several lines"),
     ("/temperature", "T|off", "0 is greedy; higher is more varied"),
     ("/seed", "N|off", "fixes the random numbers"),
     ("/set", "NAME VALUE|off", "another flag of sampling, as in /set top_p 0.9; alone, what is set"),
     ("/model", "NAME", "goes on with another model"),
     ("/retry", "", "answers the last question once more"),
+    ("/image", "FILE", "shows an image with the next message; so does a path that is dragged into it"),
     ("/schema", "FILE|off", "answers are JSON that is valid against the schema in this file"),
     ("/result", "TEXT", "what a call of the model came to; it answers when all its calls have one"),
     ("/save", "FILE", "writes the conversation as JSON"),
@@ -46,7 +49,7 @@ pub(super) const COMMANDS: [(&str, &str, &str); 14] = [
 ];
 
 /// Commands whose value is a file.
-pub(super) const TAKE_FILES: [&str; 3] = ["/schema", "/save", "/load"];
+pub(super) const TAKE_FILES: [&str; 4] = ["/image", "/schema", "/save", "/load"];
 
 impl Command {
     /// `None` is a message and no command; an error says what is wrong. A path that begins with a slash is a message,
@@ -88,6 +91,7 @@ impl Command {
             }),
             "model" => Command::Model((!value.is_empty()).then(|| value.to_owned())),
             "retry" | "again" => no_value(Command::Retry)?,
+            "image" => Command::Image(file()?),
             "result" => Command::Result(unfolded(value)),
             "save" => Command::Save(file()?),
             "load" => Command::Load(file()?),
@@ -155,6 +159,8 @@ mod tests {
         check("/seed -1", Some(Err("\"-1\" is no seed: a whole number from 0 is")));
         check("/temperature NaN", Some(Err("\"NaN\" is no temperature: a number from 0 is")));
         check("/load", Some(Err("/load needs a file")));
+        check("/image my cat.png", Some(Ok(Command::Image(PathBuf::from("my cat.png")))));
+        check("/tmp/cat.png What is it?", None);
         check("/stats now", Some(Err("/stats takes no value")));
         check("/set top_p 0.9", Some(Ok(Command::Set(Some(("top_p".to_owned(), "0.9".to_owned()))))));
         check("/set", Some(Ok(Command::Set(None))));

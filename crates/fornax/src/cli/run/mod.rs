@@ -3,6 +3,7 @@
 mod args;
 mod chat;
 mod command;
+mod dragged;
 mod editor;
 mod markdown;
 mod saved;
@@ -140,6 +141,7 @@ fn converse(chat: &mut Chat<'_>, args: &Run) -> anyhow::Result<()> {
         .map(|folder| folder.join("history"));
     let mut editor = Editor::open(history, style)?;
     say("Type a message, or /help. Ctrl-C stops an answer, Ctrl-D ends the chat.")?;
+    let home = std::env::home_dir();
     let mut leaving = false;
     loop {
         let typed = editor.read()?;
@@ -161,7 +163,7 @@ fn converse(chat: &mut Chat<'_>, args: &Run) -> anyhow::Result<()> {
         }
         let done = match Command::parse(&text) {
             _ if text.trim().is_empty() => continue,
-            None => chat.answer(&unfolded(&text)).map(Answered::words),
+            None => chat.answer_typed(&unfolded(&text), home.as_deref()),
             Some(Ok(Command::Result(text))) => chat.give_result(&text),
             Some(Ok(Command::Retry)) => chat.retry(),
             Some(Ok(Command::Exit)) => return Ok(()),
