@@ -16,17 +16,18 @@ use crate::{
     Clock,
     adapters::{AdapterChange, AdapterRefusal, Adapters},
     budget::{Beside, Budget},
+    drafting::DraftModel,
     event::{EndReason, Event, Failure, Usage},
     grammar::Grammar,
     handle::{Arrived, Door, Handle, QueueLimits},
-    question::{Mask, Others, Question, QuestionKind, ask},
+    question::{Masks, Others, Question, QuestionKind, ask},
     request::{Capacity, PRIORITY_PLACES, Piece, Refusal, Request},
     runner::Runner,
     scheduler::{Scheduled, Scheduler, Sequences, StepLimits},
     sequence::{Sequence, SequenceId},
     shares::Line,
-    speculation::{Draft, Speculation},
-    stats::Stats,
+    speculation::{Draft, Guesser, Speculation, Speculator},
+    stats::{DraftStats, Stats},
 };
 
 /// What an engine is made with.
@@ -68,6 +69,8 @@ pub struct Engine {
     door: Arc<Door>,
     scheduler: Scheduler,
     runner: Box<dyn Runner>,
+    /// A smaller model that drafts.
+    draft_model: Option<DraftModel>,
     /// Oldest first.
     in_flight: VecDeque<StepInFlight>,
     /// A collected step, whose memory the next one uses again.
@@ -89,13 +92,21 @@ pub struct Engine {
 struct StepInFlight {
     rows: Vec<Scheduled>,
     /// The masks that were computed beside it, in the order of its rows.
-    masks: Vec<Mask>,
+    masks: Vec<Masks>,
     /// What was asked of the sampler, in the order of its output.
     asked: Vec<Question>,
     /// What was read instead of sampled, in the order of its rows.
     embedded: Vec<Embedded>,
     tokens: usize,
     began: Duration,
+}
+
+/// A sequence's form, while masks of it are computed beside a step.
+struct LentForm {
+    /// The index of its row.
+    row: usize,
+    form: Grammar,
+    draft: Vec<u32>,
 }
 
 /// What the model made of a whole prompt.
@@ -116,7 +127,7 @@ pub enum Turn {
 
 impl Engine {
     /// An engine and the first way into it. The caller drives it, by [`Engine::run`] or turn by turn.
-    pub fn new(runner: Box<dyn Runner>, options: EngineOptions) -> (Engine, Handle) {
+    pub fn new(mut runner: Box<dyn Runner>, options: EngineOptions) -> (Engine, Handle) {
         let full = |group: &&KvGroup| group.window.is_none() && !group.kind.is_state();
         let pages = runner.groups().iter().filter(full).map(|group| group.pages - 1).min();
         let (limits, encodes) = (runner.limits(), runner.encodes());
@@ -135,13 +146,22 @@ impl Engine {
         let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
         let handle = Handle::new(Arc::clone(&door));
         assert_windows_fit(runner.groups(), limits, options.context);
-        let engine = Engine {
+        // What was guessed wrong has to be forgotten.
+        let drafter = runner.drafter().filter(|drafter| runner.rewinds() && drafter.rewinds());
+        let draft_model = drafter.map(|drafter| {
+            assert_eq!(drafter.vocab(), runner.vocab(), "both have the same tokens");
+            assert!(drafter.limits().slots >= limits.slots, "it drafts for every seat");
+            DraftModel::new(drafter, &options)
+        });
+        let speculation = if runner.rewinds() { options.speculation } else { Speculation::Off };
+        let stats =
+            Stats { draft_model: draft_model.as_ref().map(|_| DraftStats::default()), ..Stats::default() };
+        let mut engine = Engine {
             door,
             scheduler: Scheduler::new(
                 runner.groups(),
                 limits,
-                // What was guessed wrong has to be forgotten.
-                if runner.rewinds() { options.speculation } else { Speculation::Off },
+                Speculator::new(speculation, options.fast_forward),
                 options.prefix_reuse && !encodes,
                 Sequences {
                     whole: encodes,
@@ -160,9 +180,11 @@ impl Engine {
             collected: Duration::ZERO,
             line: Line::default(),
             adapters: Adapters::new(runner.adapters(), runner.adapter_room()),
-            stats: Stats::default(),
+            stats,
             runner,
+            draft_model,
         };
+        engine.scheduler.draft_by_model(engine.draft_model.is_some());
         (engine, handle)
     }
 
@@ -221,6 +243,7 @@ impl Engine {
         self.door.step_begins();
         let ended_before = self.stats.ended;
         let was_idle = self.in_flight.is_empty();
+        self.draft();
         let launched = self.launch();
         let stalled = was_idle && !launched && self.scheduler.len() > 0 && self.stats.ended == ended_before;
         assert!(!stalled, "whoever is first in line can always move");
@@ -363,6 +386,30 @@ impl Engine {
         }
     }
 
+    /// Has the smaller model guess where that promises something. What it fails at costs its guesses and nothing else.
+    fn draft(&mut self) {
+        let Some(model) = &mut self.draft_model else { return };
+        let (wanted, chunk) = self.scheduler.wanted_of(model);
+        if wanted.is_empty() {
+            return;
+        }
+        let began = (self.clock)();
+        let guessed = model.guess(wanted, chunk);
+        self.scheduler.observe_model(model.pace());
+        let stats = self.stats.draft_model.get_or_insert_default();
+        stats.busy += (self.clock)().saturating_sub(began);
+        match guessed {
+            Ok(guesses) => {
+                guesses.into_iter().for_each(|guess| self.scheduler.guessed(guess.id, guess.tokens));
+            }
+            Err(reason) => {
+                stats.failed = Some(reason);
+                self.draft_model = None;
+                self.scheduler.draft_by_model(false);
+            }
+        }
+    }
+
     /// Puts the next step together and starts it; `false` when there was nothing to start.
     fn launch(&mut self) -> bool {
         let mut step = std::mem::take(&mut self.spare);
@@ -382,10 +429,11 @@ impl Engine {
         let (masks, launched) = if forms.is_empty() {
             (None, launch())
         } else {
-            beside(|| forms.iter_mut().map(|(row, form)| (*row, form.mask())).collect(), launch)
+            let masks = |lent: &mut LentForm| Masks::of(lent.row, &mut lent.form, &lent.draft);
+            beside(|| forms.iter_mut().map(masks).collect(), launch)
         };
         self.scheduler.take_back(rows);
-        for (row, form) in forms {
+        for LentForm { row, form, .. } in forms {
             self.scheduler.get_mut(rows[row].id).expect("in this step").grammar = Some(form);
         }
         for row in rows.iter().filter(|row| row.starts) {
@@ -406,15 +454,19 @@ impl Engine {
         }
     }
 
-    /// The forms whose next mask can be computed before the step is, with the indices of their rows. A runner that
-    /// computes while others wait for it gets its masks in `sample`, when the step before is known.
-    fn borrow_forms(&mut self, rows: &[Scheduled]) -> Vec<(usize, Grammar)> {
+    /// The forms whose next masks can be computed before the step is. A runner that computes while others wait for it
+    /// gets its masks in `sample`, when the step before is known.
+    fn borrow_forms(&mut self, rows: &[Scheduled]) -> Vec<LentForm> {
         if self.runner.depth() > 0 {
             return Vec::new();
         }
         let choosing = rows.iter().enumerate().filter(|(_, row)| row.samples > 0);
         choosing
-            .filter_map(|(index, row)| Some((index, self.scheduler.get_mut(row.id)?.grammar.take()?)))
+            .filter_map(|(index, row)| {
+                let sequence = self.scheduler.get_mut(row.id)?;
+                let form = sequence.grammar.take()?;
+                Some(LentForm { row: index, form, draft: sequence.draft.launched().to_vec() })
+            })
             .collect()
     }
 
@@ -446,6 +498,9 @@ impl Engine {
             // One by one: max_tokens may cut the stretch, and then the form is only as far as what was sent.
             if self.accept(id, Event::Token { token, logprob: None, top: Vec::new() }, token) {
                 return;
+            }
+            if let Some(sequence) = self.scheduler.get_mut(id) {
+                sequence.draft.forced(token);
             }
         }
     }
@@ -588,15 +643,25 @@ impl Engine {
         sequence.mirostat_mu = mu;
         let right = sequence.draft.observe(token);
         let drafted = question.position + 1 < row.end;
+        sequence.draft.right += usize::from(drafted && right);
         self.stats.drafted_tokens += u64::from(drafted);
         self.stats.accepted_tokens += u64::from(drafted && right);
+        if sequence.draft.by == Guesser::Model
+            && let Some(stats) = &mut self.stats.draft_model
+        {
+            stats.drafted_tokens += u64::from(drafted);
+            stats.accepted_tokens += u64::from(drafted && right);
+        }
         let event = Event::Token { token, logprob, top };
         if sequence.grammar.is_some() {
-            // A form makes no drafts: there is no next answer.
-            if !self.accept(row.id, event, token) {
+            if self.accept(row.id, event, token) {
+                return false;
+            }
+            if !(drafted && right) {
                 self.fast_forward(row.id);
             }
-            return false;
+            // Nothing is forced behind a drafted token that is right: a draft ends before that.
+            return right;
         }
         let reason = chosen(sequence, event, token);
         self.stats.generated_tokens += 1;
@@ -680,6 +745,9 @@ impl Engine {
     }
 
     fn publish(&mut self) {
+        if let Some(model) = &mut self.draft_model {
+            model.retain(|id| self.scheduler.is_seated(id));
+        }
         let (running, _) = self.scheduler.counts();
         self.stats.running = running;
         self.stats.slots = self.runner.limits().slots;
@@ -696,6 +764,10 @@ impl Engine {
     /// Checks all books; for tests.
     pub fn assert_consistent(&self) {
         self.scheduler.assert_consistent();
+        if let Some(model) = &self.draft_model {
+            model.assert_consistent();
+            assert!(self.scheduler.len() > 0 || model.referenced() == 0, "it keeps nothing of who is gone");
+        }
     }
 }
 
@@ -759,8 +831,8 @@ fn choice_seed(seed: u64, choice: usize) -> u64 {
     seed.wrapping_add((choice as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-struct StepFailed {
-    failure: Failure,
+pub(crate) struct StepFailed {
+    pub(crate) failure: Failure,
     reach: Reach,
 }
 
@@ -776,7 +848,7 @@ enum Reach {
 }
 
 /// Calls the runner so that neither its errors nor its panics reach further than they must.
-fn guarded<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, StepFailed> {
+pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, StepFailed> {
     let (failure, reach) = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error @ Error::DeviceLost { .. })) => (Failure::DeviceLost(error.to_string()), Reach::Device),

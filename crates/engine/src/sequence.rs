@@ -132,6 +132,11 @@ impl Sequence {
         self.units(if unscored.is_empty() { self.tokens.len() } else { unscored.start + 1 })
     }
 
+    /// Whether more than its newest token is to be computed.
+    pub(crate) fn is_reading(&self) -> bool {
+        self.leave.is_none() && self.target() > self.launched + 1
+    }
+
     /// Whether it has had its last event.
     pub(crate) fn has_ended(&self) -> bool {
         self.leave == Some(Leave::Ended)

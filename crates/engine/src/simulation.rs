@@ -43,6 +43,14 @@ pub struct Life {
     pub drafted: u64,
     /// Of those, the ones that were right.
     pub accepted: u64,
+    /// Tokens computed ahead because a model guessed them.
+    pub drafted_by_model: u64,
+    /// Of those, the ones that were right.
+    pub accepted_by_model: u64,
+    /// Models that drafted until they failed.
+    pub drafters_failed: u64,
+    /// Tokens checked under a form.
+    pub formed: u64,
     /// Prompt tokens that came from the prefix cache.
     pub cached: u64,
     /// Sequences preempted.
@@ -70,6 +78,10 @@ impl Life {
             &mut self.embedded,
             &mut self.drafted,
             &mut self.accepted,
+            &mut self.drafted_by_model,
+            &mut self.accepted_by_model,
+            &mut self.drafters_failed,
+            &mut self.formed,
             &mut self.cached,
             &mut self.preemptions,
             &mut self.stateful,
@@ -88,6 +100,10 @@ impl Life {
             other.embedded,
             other.drafted,
             other.accepted,
+            other.drafted_by_model,
+            other.accepted_by_model,
+            other.drafters_failed,
+            other.formed,
             other.cached,
             other.preemptions,
             other.stateful,
@@ -172,6 +188,10 @@ pub fn live(seed: u64, arrivals: usize) -> Life {
         "every choice ends exactly once"
     );
     (life.drafted, life.accepted) = (stats.drafted_tokens, stats.accepted_tokens);
+    if let Some(drafter) = stats.draft_model {
+        (life.drafted_by_model, life.accepted_by_model) = (drafter.drafted_tokens, drafter.accepted_tokens);
+        life.drafters_failed = u64::from(drafter.failed.is_some());
+    }
     life.preemptions = stats.preemptions;
     life
 }
@@ -186,6 +206,8 @@ struct World {
     queue: QueueLimits,
     /// How often a drafted token is not guessed but rolled; 100 and more drafts nothing.
     wrong_draft_percent: u32,
+    /// A model that drafts, if there is one.
+    drafter: Option<Drafter>,
     fault_percent: u32,
     cancel_percent: u32,
     arrival_percent: u32,
@@ -197,6 +219,17 @@ struct World {
     feeds_back: bool,
     /// Prompts begin with a piece of one of these, so that prefixes are shared.
     stories: Vec<Story>,
+}
+
+/// A model that drafts in a life. It sees what the other one sees, as far as its pages are of the same kinds.
+#[derive(Clone, Copy)]
+struct Drafter {
+    /// How often it guesses another token than it should.
+    wrong_percent: usize,
+    /// How often one of its steps fails, which is the end of it.
+    fault_percent: u32,
+    pages: usize,
+    tokens_max: usize,
 }
 
 /// What prompts begin with.
@@ -303,6 +336,12 @@ impl World {
                 tokens_max: dice.between(context, 20 * context),
             },
             wrong_draft_percent: [5, 40, 90, 100][dice.below(4)],
+            drafter: dice.chance(40).then(|| Drafter {
+                wrong_percent: *dice.pick(&[0, 20, 60]),
+                fault_percent: *dice.pick(&[0, 0, 1]),
+                pages: 1 + dice.between(1, 3 * pages_needed),
+                tokens_max: dice.between(1, 120),
+            }),
             fault_percent: if dice.chance(30) { 3 } else { 0 },
             cancel_percent: if dice.chance(50) { 10 } else { 0 },
             arrival_percent: u32::try_from(dice.between(5, 70)).expect("small"),
@@ -332,6 +371,10 @@ impl World {
         .with_sections(self.sections);
         let fake = if self.rewinds { fake.rewinding() } else { fake };
         let fake = if self.feeds_back { fake } else { fake.without_feedback() };
+        let fake = match self.drafter {
+            Some(drafter) => fake.with_drafter(self.drafter(&drafter, seed)),
+            None => fake,
+        };
         let options = EngineOptions {
             queue: self.queue,
             speculation: self.speculation(seed),
@@ -340,8 +383,30 @@ impl World {
         Engine::new(Box::new(fake), options)
     }
 
+    fn drafter(&self, drafter: &Drafter, seed: u64) -> Fake {
+        let (mut dice, percent) = (Dice::new(seed ^ 0x00d4), drafter.fault_percent);
+        let faults = move || {
+            let kinds = [Fault::Launch, Fault::Sample, Fault::Collect, Fault::Panic, Fault::DeviceLost];
+            dice.chance(percent).then(|| kinds[dice.below(kinds.len())])
+        };
+        let mut groups = self.groups.clone();
+        groups.retain(|group| !group.kind.is_state());
+        groups[0].pages = drafter.pages;
+        let limits = StepLimits { tokens_max: drafter.tokens_max, ..self.limits };
+        // A window sees what its step holds, too.
+        for group in groups.iter_mut().filter(|group| group.window.is_some()) {
+            group.pages += drafter.tokens_max;
+        }
+        let (depth, vocab, faults) = (0, self.vocab, Box::new(faults));
+        let fake = Fake::new(FakeOptions { groups, limits, depth, vocab, faults });
+        fake.with_sections(self.sections).mistaken(seed ^ 0xbad, drafter.wrong_percent)
+    }
+
     /// Drafts what a greedy request would choose, with mistakes.
     fn speculation(&self, seed: u64) -> Speculation {
+        if self.drafter.is_some() {
+            return Speculation::AlwaysByModel;
+        }
         if self.wrong_draft_percent >= 100 {
             return Speculation::Off;
         }
@@ -504,6 +569,7 @@ impl Watched {
         );
         self.tokens.push(token);
         life.tokens += 1;
+        life.formed += u64::from(self.form.is_some());
         life.stateful += u64::from(world.has_states());
         life.given += u64::from(!self.request.pieces.is_empty());
     }
@@ -602,6 +668,11 @@ mod tests {
         );
         assert!(all.refused > 10 && all.answered > 1000, "{all:?}");
         assert!(all.stateful > 1000 && all.checkpointed > 1000 && all.given > 1000, "{all:?}");
+        assert!(all.drafted_by_model > 1000 && all.drafters_failed > 5 && all.formed > 1000, "{all:?}");
+        assert!(
+            all.accepted_by_model > 1000 && all.drafted_by_model > all.accepted_by_model + 1000,
+            "{all:?}"
+        );
         assert!(all.scored > 1000 && all.accepted > 1000 && all.drafted > 2 * all.accepted, "{all:?}");
     }
 
@@ -618,6 +689,7 @@ mod tests {
             context: 64,
             queue: QueueLimits { requests_max: 2000, tokens_max: 100_000 },
             wrong_draft_percent: 100,
+            drafter: None,
             fault_percent: 0,
             cancel_percent: 0,
             arrival_percent: 0,

@@ -38,6 +38,8 @@ pub struct Stats {
     pub drafted_tokens: u64,
     /// Of those, the ones that were right: tokens that cost no step.
     pub accepted_tokens: u64,
+    /// What the model that drafts did, if there is one.
+    pub draft_model: Option<DraftStats>,
     /// Sequences that lost their seat to somebody before them in line.
     pub preemptions: u64,
     /// Choices that ended by an end token, by length, by cancelling, by a failure.
@@ -48,6 +50,19 @@ pub struct Stats {
     pub stuck: bool,
     /// What the driver said when the device was lost; everything has failed and nothing is taken any more.
     pub device_lost: Option<String>,
+}
+
+/// What a model that drafts did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DraftStats {
+    /// Of all drafted tokens, those that it guessed.
+    pub drafted_tokens: u64,
+    /// Of those, the ones that were right.
+    pub accepted_tokens: u64,
+    /// What it took to guess them.
+    pub busy: Duration,
+    /// Why it guesses nothing any more, if it failed.
+    pub failed: Option<String>,
 }
 
 /// How choices ended.
