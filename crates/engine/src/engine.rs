@@ -2,14 +2,14 @@
 
 use std::{
     any::Any,
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
     time::Duration,
 };
 
-use fornax_compute::{Error, KvGroup, PAGE_TOKENS, SampleFault, Sampled};
+use fornax_compute::{Error, KvGroup, PAGE_TOKENS, PageId, SampleFault, Sampled};
 use fornax_model::{Adapter, AdapterFault};
 
 use crate::{
@@ -24,10 +24,11 @@ use crate::{
     request::{Capacity, PRIORITY_PLACES, Piece, Refusal, Request},
     runner::Runner,
     scheduler::{Scheduled, Scheduler, Sequences, StepLimits},
-    sequence::{Sequence, SequenceId},
+    sequence::{Restoring, Sequence, SequenceId},
     shares::Line,
     speculation::{Draft, Guesser, Speculation, Speculator},
     stats::{DraftStats, Stats},
+    tier::{Fetched, Missing, PageName, Tier, Unkept},
 };
 
 /// What an engine is made with.
@@ -46,6 +47,8 @@ pub struct EngineOptions {
     pub prefix_reuse: bool,
     /// Whether tokens that a form leaves no choice about are computed together. It changes no token either.
     pub fast_forward: bool,
+    /// What keeps pages beyond the device's memory.
+    pub tier: Option<Box<dyn Tier>>,
 }
 
 impl EngineOptions {
@@ -60,6 +63,7 @@ impl EngineOptions {
             speculation: Speculation::default(),
             prefix_reuse: true,
             fast_forward: true,
+            tier: None,
         }
     }
 }
@@ -71,6 +75,10 @@ pub struct Engine {
     runner: Box<dyn Runner>,
     /// A smaller model that drafts.
     draft_model: Option<DraftModel>,
+    /// What keeps pages beyond the device's memory.
+    tier: Option<Box<dyn Tier>>,
+    /// What is being read from there: by ticket, for whom, and which pages.
+    fetching: HashMap<u64, Fetching>,
     /// Oldest first.
     in_flight: VecDeque<StepInFlight>,
     /// A collected step, whose memory the next one uses again.
@@ -99,6 +107,32 @@ struct StepInFlight {
     embedded: Vec<Embedded>,
     tokens: usize,
     began: Duration,
+}
+
+/// How long it is waited for copies where nothing else is to be done: those who come meanwhile are heard after that.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// Pages that are copied in a turn that has nothing else to do.
+const KEPT_AT_ONCE: usize = 8;
+
+/// Pages on their way back for a sequence.
+struct Fetching {
+    id: SequenceId,
+    /// Tokens found without them.
+    before: usize,
+    pages: Vec<(usize, PageName)>,
+}
+
+/// Hands copies of pages over. What cannot be copied is computed again some day.
+fn keep(runner: &mut dyn Runner, tier: &mut dyn Tier, pages: Vec<Unkept>) {
+    for Unkept { name, group, page } in pages {
+        if !tier.takes() || tier.holds(&name) {
+            continue;
+        }
+        if let Ok(copy) = guarded(|| runner.copy_out(group, page)) {
+            tier.keep(name, copy);
+        }
+    }
 }
 
 /// A sequence's form, while masks of it are computed beside a step.
@@ -183,7 +217,13 @@ impl Engine {
             stats,
             runner,
             draft_model,
+            // Without reuse nothing would ever be looked for.
+            tier: options.tier.filter(|_| options.prefix_reuse && !encodes),
+            fetching: HashMap::new(),
         };
+        if engine.tier.is_some() {
+            engine.scheduler.keep_copies();
+        }
         engine.scheduler.draft_by_model(engine.draft_model.is_some());
         (engine, handle)
     }
@@ -223,7 +263,7 @@ impl Engine {
             match self.turn() {
                 Turn::Worked => {}
                 Turn::Idle if self.door.wait() => {}
-                Turn::Idle => return,
+                Turn::Idle => return self.keep_all(),
             }
         }
     }
@@ -240,12 +280,18 @@ impl Engine {
         if self.stats.device_lost.is_some() {
             return Turn::Idle;
         }
+        self.restore();
         self.door.step_begins();
         let ended_before = self.stats.ended;
         let was_idle = self.in_flight.is_empty();
         self.draft();
         let launched = self.launch();
-        let stalled = was_idle && !launched && self.scheduler.len() > 0 && self.stats.ended == ended_before;
+        let waits = self.scheduler.restores();
+        let stalled = was_idle
+            && !launched
+            && !waits
+            && self.scheduler.len() > 0
+            && self.stats.ended == ended_before;
         assert!(!stalled, "whoever is first in line can always move");
         let depth = self.runner.depth();
         // What the newest step's sampling depends on must be known first: tokens, ends, grammar.
@@ -267,7 +313,88 @@ impl Engine {
             self.stats.busy += (self.clock)().saturating_sub(began).saturating_sub(waited);
         }
         self.publish();
-        if launched || self.scheduler.len() > 0 { Turn::Worked } else { Turn::Idle }
+        if launched || self.scheduler.len() > 0 || self.keep_some() { Turn::Worked } else { Turn::Idle }
+    }
+
+    /// Begins to bring back pages for those who are seated next, and takes what has come.
+    fn restore(&mut self) {
+        let Some(mut tier) = self.tier.take() else { return };
+        for id in self.scheduler.unrestored() {
+            let missing = self.scheduler.missing(id, &|name| tier.holds(name));
+            let worth = missing.filter(|missing| {
+                let computing = self.budget.seconds(missing.tokens());
+                // Where nothing is known yet, copying is what takes less.
+                computing.zip(tier.seconds(missing.pages.len())).is_none_or(|(compute, read)| read < compute)
+            });
+            let Some(sequence) = self.scheduler.get_mut(id) else { continue };
+            let Some(Missing { before, pages, .. }) = worth else {
+                sequence.restoring = Restoring::Done { before: None };
+                continue;
+            };
+            sequence.restoring = Restoring::Waits;
+            let ticket = tier.fetch(pages.iter().map(|(_, name)| *name).collect());
+            self.fetching.insert(ticket, Fetching { id, before, pages });
+        }
+        // With nothing else to do it is waited for; those who come meanwhile are heard soon.
+        let idle = self.in_flight.is_empty() && self.scheduler.counts().0 == 0;
+        let mut wait = if idle && self.scheduler.restores() { PATIENCE } else { Duration::ZERO };
+        while let Some(fetched) = (!self.fetching.is_empty()).then(|| tier.arrived(wait)).flatten() {
+            wait = Duration::ZERO;
+            self.put_back(fetched, &mut *tier);
+        }
+        self.stats.tier = Some(tier.stats());
+        self.tier = Some(tier);
+    }
+
+    /// Gives pages that have come their places in the cache.
+    fn put_back(&mut self, fetched: Fetched, tier: &mut dyn Tier) {
+        let Some(Fetching { id, before, pages }) = self.fetching.remove(&fetched.ticket) else { return };
+        let (runner, copies) = (&mut self.runner, fetched.pages);
+        let mut fill = |index: usize, evicted: Vec<Unkept>, page: PageId| {
+            keep(&mut **runner, tier, evicted);
+            let group = pages[index].1.group as usize;
+            let copy = copies.get(index).and_then(Option::as_ref);
+            copy.is_some_and(|copy| matches!(guarded(|| runner.copy_in(group, page, copy)), Ok(())))
+        };
+        self.scheduler.restore(id, &pages, &mut fill);
+        if let Some(sequence) = self.scheduler.get_mut(id) {
+            sequence.restoring = Restoring::Done { before: Some(before) };
+        }
+    }
+
+    /// Copies pages that are about to be written over.
+    fn keep_evicted(&mut self) {
+        let evicted = self.scheduler.take_evicted();
+        if let Some(tier) = &mut self.tier {
+            keep(&mut *self.runner, &mut **tier, evicted);
+        }
+    }
+
+    /// Copies some pages while there is nothing else to do: they are then there after a crash, too. Whether there are more.
+    fn keep_some(&mut self) -> bool {
+        let Some(tier) = self.tier.as_mut().filter(|tier| tier.takes()) else { return false };
+        let unkept = self.scheduler.take_unkept(KEPT_AT_ONCE);
+        let some = !unkept.is_empty();
+        keep(&mut *self.runner, &mut **tier, unkept);
+        some
+    }
+
+    /// Copies everything that is cached, before it goes with the engine.
+    fn keep_all(mut self) {
+        if self.stats.device_lost.is_some() {
+            return;
+        }
+        let Some(mut tier) = self.tier.take() else { return };
+        loop {
+            let unkept = self.scheduler.take_unkept(KEPT_AT_ONCE);
+            if unkept.is_empty() {
+                return;
+            }
+            while !tier.takes() && tier.stats().off.is_none() {
+                thread::sleep(PATIENCE);
+            }
+            keep(&mut *self.runner, &mut *tier, unkept);
+        }
     }
 
     /// Takes in who has come; what is to become of adapters is returned.
@@ -298,7 +425,9 @@ impl Engine {
                     reply,
                     ticket: Some(ticket),
                     cached_tokens: None,
+                    restored_tokens: 0,
                     miss: None,
+                    restoring: Restoring::Unknown,
                     request,
                 });
                 leader.get_or_insert(id);
@@ -420,6 +549,7 @@ impl Engine {
             self.spare = step;
             return false;
         }
+        self.keep_evicted();
         self.scheduler.place_adapters(|number| self.adapters.place(number));
         let rows = &step.rows;
         let mut forms = self.borrow_forms(rows);
@@ -480,8 +610,9 @@ impl Engine {
         let place = sequence.line - i64::from(sequence.request.priority) * PRIORITY_PLACES;
         self.line.seat(place);
         let cached_tokens = sequence.cached_tokens.unwrap_or(0);
-        let miss = sequence.miss;
-        sequence.reply.send(Event::Started { cached_tokens, miss, seed: sequence.seed });
+        let (miss, restored_tokens, seed) = (sequence.miss, sequence.restored_tokens, sequence.seed);
+        sequence.reply.send(Event::Started { cached_tokens, restored_tokens, miss, seed });
+        self.stats.prefix_restored += restored_tokens as u64;
         self.stats.prefix_queries += sequence.prompt_len() as u64;
         self.stats.prefix_hits += cached_tokens as u64;
         self.fast_forward(id);
@@ -724,6 +855,7 @@ impl Engine {
         let usage = Usage {
             prompt_tokens: sequence.prompt_len(),
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
+            restored_tokens: sequence.restored_tokens,
             generated_tokens: sequence.generated(),
         };
         sequence.reply.send(Event::End { reason, usage });

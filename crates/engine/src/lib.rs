@@ -30,6 +30,7 @@ pub mod simulation;
 mod speculation;
 mod stats;
 mod sync;
+mod tier;
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,6 +49,7 @@ pub use runner::Runner;
 pub use scheduler::StepLimits;
 pub use speculation::{Drafter, Speculation, look_up};
 pub use stats::{DraftStats, Ended, Stats};
+pub use tier::{Fetched, PageName, PathName, Tier, TierStats};
 
 /// Time since an arbitrary start.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;

@@ -13,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, Row, Token};
+use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, PageId, Row, Token};
 use slotmap::{Key, SlotMap};
 
 use crate::{
@@ -24,8 +24,9 @@ use crate::{
     pages::{PageCounts, Pages},
     picture::{Picture, Progress, REQUESTS_MAX},
     prefix::Units,
+    tier::{Missing, PageName, Unkept},
     request::Piece,
-    sequence::{Leave, Seat, Sequence, SequenceId},
+    sequence::{Leave, Restoring, Seat, Sequence, SequenceId},
     shares::{Owner, Parts},
     speculation::{DRAFT_MAX, Offer, Speculator, may_draft},
 };
@@ -437,7 +438,7 @@ impl Scheduler {
     fn seat_waiting(&mut self, mut parts: Parts, step: &mut StepDraft) {
         while let Some(id) = parts.next() {
             let sequence = self.sequence(id);
-            if self.waits_for_leader(sequence) {
+            if self.waits_for_leader(sequence) || sequence.restoring == Restoring::Waits {
                 continue;
             }
             if self.slots_free.is_empty() && !self.unseat_for(id, &mut parts, step) {
@@ -469,6 +470,9 @@ impl Scheduler {
             }
             if sequence.cached_tokens.is_none() {
                 sequence.cached_tokens = Some(hit.min(sequence.request.prompt.len()));
+                if let Restoring::Done { before: Some(before) } = sequence.restoring {
+                    sequence.restored_tokens = hit.min(sequence.request.prompt.len()).saturating_sub(before);
+                }
                 // Of a prompt without a full page nothing is ever kept.
                 let whole = sequence.scored.is_some() && sequence.prompt_len() > PAGE_TOKENS;
                 sequence.miss = if whole { Some(Miss::Whole) } else { miss };
@@ -480,6 +484,58 @@ impl Scheduler {
             self.waiting.remove(&(line, id));
             self.seated.insert((line, id));
         }
+    }
+
+    /// Sequences that would be seated next and of which nobody knows whether pages could be brought back.
+    pub(crate) fn unrestored(&mut self) -> Vec<SequenceId> {
+        let next = self.waiting.iter().map(|&(_, id)| id).take(self.slots_free.len());
+        let next: Vec<SequenceId> = next.collect();
+        let unknown = |id: &SequenceId| {
+            let sequence = self.sequence(*id);
+            sequence.restoring == Restoring::Unknown && !self.waits_for_leader(sequence)
+        };
+        next.into_iter().filter(unknown).collect()
+    }
+
+    /// Whether anybody waits for pages that are being brought back.
+    pub(crate) fn restores(&self) -> bool {
+        self.waiting.iter().any(|&(_, id)| self.sequence(id).restoring == Restoring::Waits)
+    }
+
+    /// What a sequence could go on from if pages that are kept elsewhere were here. There is nothing of what an adapter
+    /// made.
+    pub(crate) fn missing(&mut self, id: SequenceId, holds: &dyn Fn(&PageName) -> bool) -> Option<Missing> {
+        let sequence = self.sequences.get(id)?;
+        if sequence.request.adapter.is_some() || !self.prefix_reuse {
+            return None;
+        }
+        self.pages.missing(&sequence.request.salt, sequence.cacheable(), holds)
+    }
+
+    /// Gives pages back to the prefix that a sequence waits for; see [`Pages::restore`].
+    pub(crate) fn restore(
+        &mut self,
+        id: SequenceId,
+        pages: &[(usize, PageName)],
+        fill: &mut dyn FnMut(usize, Vec<Unkept>, PageId) -> bool,
+    ) {
+        let Some(sequence) = self.sequences.get(id).filter(|sequence| !sequence.has_ended()) else { return };
+        self.pages.restore(&sequence.request.salt, sequence.cacheable(), pages, fill);
+    }
+
+    /// Copies of pages are kept elsewhere from now on.
+    pub(crate) fn keep_copies(&mut self) {
+        self.pages.keep_copies();
+    }
+
+    /// Pages that were evicted without a copy, which the next step may write over.
+    pub(crate) fn take_evicted(&mut self) -> Vec<Unkept> {
+        self.pages.take_evicted()
+    }
+
+    /// At most so many pages without a copy.
+    pub(crate) fn take_unkept(&mut self, most: usize) -> Vec<Unkept> {
+        self.pages.take_unkept(most)
     }
 
     /// Whether another choice of the same request is still computing the prompt they share.
@@ -547,6 +603,7 @@ impl Scheduler {
         let sequence = self.sequences.get_mut(id).expect("seated");
         assert_eq!(sequence.steps_in_flight, 0, "pages in flight stay");
         (sequence.launched, sequence.computed, sequence.leave) = (0, 0, None);
+        sequence.restoring = Restoring::Unknown;
         let line = sequence.line;
         self.unseat(id);
         self.waiting.insert((line, id));

@@ -4,16 +4,17 @@
 //! that every token is the one the pages should have yielded, and that every page and slot is back.
 
 use std::{
-    collections::VecDeque,
-    sync::{Arc, LazyLock},
+    cell::RefCell,
+    collections::{HashMap, VecDeque},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, Sampling, SplitMix64};
+use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, PageCopy, Sampling, SplitMix64};
 
 use crate::{
     ContentHash, EndReason, Engine, EngineOptions, Event, Grammar, Handle, Piece, QueueLimits, Refusal,
-    Reply, Request, Speculation, StepLimits, Turn,
+    Fetched, PageName, Reply, Request, Speculation, StepLimits, Tier, TierStats, Turn,
     automaton::{Automaton, State},
     fake::{Fake, FakeOptions, Fault, embedding, logprob, nearest, next_token, rotated, word},
 };
@@ -53,6 +54,8 @@ pub struct Life {
     pub formed: u64,
     /// Prompt tokens that came from the prefix cache.
     pub cached: u64,
+    /// Of those, the ones whose pages were kept elsewhere and brought back.
+    pub restored: u64,
     /// Sequences preempted.
     pub preemptions: u64,
     /// Tokens checked where a state is kept.
@@ -83,6 +86,7 @@ impl Life {
             &mut self.drafters_failed,
             &mut self.formed,
             &mut self.cached,
+            &mut self.restored,
             &mut self.preemptions,
             &mut self.stateful,
             &mut self.checkpointed,
@@ -105,6 +109,7 @@ impl Life {
             other.drafters_failed,
             other.formed,
             other.cached,
+            other.restored,
             other.preemptions,
             other.stateful,
             other.checkpointed,
@@ -152,18 +157,32 @@ static FORM: LazyLock<Grammar> = LazyLock::new(|| {
 pub fn live(seed: u64, arrivals: usize) -> Life {
     let mut dice = Dice::new(seed);
     let world = World::roll(&mut dice);
-    let (mut engine, handle) = world.engine(seed);
     let mut life = Life::default();
+    match &world.shelf {
+        None => life_of(&world, seed, &mut dice, arrivals, &mut life),
+        Some(_) => {
+            // What one engine kept is there for the next one.
+            life_of(&world, seed, &mut dice, arrivals / 2, &mut life);
+            life_of(&world, seed ^ 0x5eed, &mut dice, arrivals - arrivals / 2, &mut life);
+        }
+    }
+    life
+}
+
+/// The life of one engine.
+fn life_of(world: &World, seed: u64, dice: &mut Dice, arrivals: usize, life: &mut Life) {
+    let (mut engine, handle) = world.engine(seed);
+    let admitted_before = life.admitted;
     let mut open: Vec<Watched> = Vec::new();
     let mut left = arrivals;
     loop {
         while left > 0 && dice.chance(world.arrival_percent) {
             left -= 1;
-            world.submit(&mut dice, &handle, &mut open, &mut life);
+            world.submit(dice, &handle, &mut open, life);
         }
         let turn = engine.turn();
         life.turns += 1;
-        open.retain_mut(|watched| watched.read(&world, &mut life));
+        open.retain_mut(|watched| watched.read(world, life));
         if dice.chance(world.cancel_percent) && !open.is_empty() {
             let gone = open.swap_remove(dice.below(open.len()));
             life.cancelled += 1;
@@ -184,16 +203,20 @@ pub fn live(seed: u64, arrivals: usize) -> Life {
     let ended = stats.ended;
     assert_eq!(
         ended.end_token + ended.form_complete + ended.length + ended.cancelled + ended.failed,
-        life.admitted,
+        life.admitted - admitted_before,
         "every choice ends exactly once"
     );
-    (life.drafted, life.accepted) = (stats.drafted_tokens, stats.accepted_tokens);
+    life.drafted += stats.drafted_tokens;
+    life.accepted += stats.accepted_tokens;
     if let Some(drafter) = stats.draft_model {
-        (life.drafted_by_model, life.accepted_by_model) = (drafter.drafted_tokens, drafter.accepted_tokens);
-        life.drafters_failed = u64::from(drafter.failed.is_some());
+        life.drafted_by_model += drafter.drafted_tokens;
+        life.accepted_by_model += drafter.accepted_tokens;
+        life.drafters_failed += u64::from(drafter.failed.is_some());
     }
-    life.preemptions = stats.preemptions;
-    life
+    life.preemptions += stats.preemptions;
+    life.restored += stats.prefix_restored;
+    drop(handle);
+    engine.run();
 }
 
 /// The fixed part of a life.
@@ -208,6 +231,8 @@ struct World {
     wrong_draft_percent: u32,
     /// A model that drafts, if there is one.
     drafter: Option<Drafter>,
+    /// Where copies of pages are kept, if they are.
+    shelf: Option<Shelf>,
     fault_percent: u32,
     cancel_percent: u32,
     arrival_percent: u32,
@@ -230,6 +255,90 @@ struct Drafter {
     fault_percent: u32,
     pages: usize,
     tokens_max: usize,
+}
+
+/// Keeps copies of pages in memory, and is no better than a disk: copies get lost, or come back as something else.
+struct Shelf {
+    copies: Arc<Mutex<HashMap<PageName, PageCopy>>>,
+    lost_percent: u32,
+    broken_percent: u32,
+    /// How often it takes no more.
+    busy_percent: u32,
+    /// How often it is asked before it answers.
+    delay: usize,
+}
+
+impl Shelf {
+    fn tier(&self, seed: u64) -> Box<dyn Tier> {
+        let shelf = Shelf { copies: Arc::clone(&self.copies), ..*self };
+        Box::new(Shelved { shelf, dice: RefCell::new(Dice::new(seed ^ 0x7e)), asked: VecDeque::new(), tickets: 0 })
+    }
+}
+
+/// A [`Shelf`] in one engine's hands.
+struct Shelved {
+    shelf: Shelf,
+    dice: RefCell<Dice>,
+    /// What was asked for, and how often it is still put off.
+    asked: VecDeque<(u64, Vec<PageName>, usize)>,
+    tickets: u64,
+}
+
+impl Shelved {
+    fn copies(&self) -> MutexGuard<'_, HashMap<PageName, PageCopy>> {
+        self.shelf.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tier for Shelved {
+    fn holds(&self, name: &PageName) -> bool {
+        self.copies().contains_key(name)
+    }
+
+    fn keep(&mut self, name: PageName, copy: PageCopy) {
+        assert!(self.copies().insert(name, copy).is_none(), "a page is copied once");
+    }
+
+    fn takes(&self) -> bool {
+        !self.dice.borrow_mut().chance(self.shelf.busy_percent)
+    }
+
+    fn fetch(&mut self, names: Vec<PageName>) -> u64 {
+        assert!(!names.is_empty(), "nothing is not asked for");
+        self.tickets += 1;
+        self.asked.push_back((self.tickets, names, self.shelf.delay));
+        self.tickets
+    }
+
+    fn arrived(&mut self, _: Duration) -> Option<Fetched> {
+        let (_, _, delay) = self.asked.front_mut()?;
+        if *delay > 0 {
+            *delay -= 1;
+            return None;
+        }
+        let (ticket, names, _) = self.asked.pop_front()?;
+        let pages = names.iter().map(|name| {
+            let mut dice = self.dice.borrow_mut();
+            let copy = self.copies().get(name).cloned().filter(|_| !dice.chance(self.shelf.lost_percent))?;
+            let (bytes, fingerprint) = copy.parts();
+            let mut bytes = bytes.to_vec();
+            if dice.chance(self.shelf.broken_percent) {
+                let at = dice.below(bytes.len());
+                bytes[at] ^= 1 << dice.below(8);
+            }
+            Some(PageCopy::from_parts(bytes, fingerprint))
+        });
+        let pages = pages.collect();
+        Some(Fetched { ticket, pages })
+    }
+
+    fn seconds(&self, _: usize) -> Option<f64> {
+        None
+    }
+
+    fn stats(&self) -> TierStats {
+        TierStats { name: "shelf", pages: self.copies().len() as u64, ..TierStats::default() }
+    }
 }
 
 /// What prompts begin with.
@@ -342,6 +451,13 @@ impl World {
                 pages: 1 + dice.between(1, 3 * pages_needed),
                 tokens_max: dice.between(1, 120),
             }),
+            shelf: dice.chance(40).then(|| Shelf {
+                copies: Arc::default(),
+                lost_percent: *dice.pick(&[0, 0, 10, 50]),
+                broken_percent: *dice.pick(&[0, 0, 10]),
+                busy_percent: *dice.pick(&[0, 30]),
+                delay: dice.below(4),
+            }),
             fault_percent: if dice.chance(30) { 3 } else { 0 },
             cancel_percent: if dice.chance(50) { 10 } else { 0 },
             arrival_percent: u32::try_from(dice.between(5, 70)).expect("small"),
@@ -378,6 +494,7 @@ impl World {
         let options = EngineOptions {
             queue: self.queue,
             speculation: self.speculation(seed),
+            tier: self.shelf.as_ref().map(|shelf| shelf.tier(seed)),
             ..EngineOptions::new(self.context, Arc::new(|| Duration::from_secs(1)))
         };
         Engine::new(Box::new(fake), options)
@@ -647,7 +764,7 @@ impl Dice {
 #[cfg(test)]
 mod tests {
     use std::sync::{
-        Mutex, OnceLock,
+        OnceLock,
         atomic::{AtomicU64, Ordering},
     };
 
@@ -668,6 +785,7 @@ mod tests {
         );
         assert!(all.refused > 10 && all.answered > 1000, "{all:?}");
         assert!(all.stateful > 1000 && all.checkpointed > 1000 && all.given > 1000, "{all:?}");
+        assert!(all.restored > 1000, "{all:?}");
         assert!(all.drafted_by_model > 1000 && all.drafters_failed > 5 && all.formed > 1000, "{all:?}");
         assert!(
             all.accepted_by_model > 1000 && all.drafted_by_model > all.accepted_by_model + 1000,
@@ -690,6 +808,7 @@ mod tests {
             queue: QueueLimits { requests_max: 2000, tokens_max: 100_000 },
             wrong_draft_percent: 100,
             drafter: None,
+            shelf: None,
             fault_percent: 0,
             cancel_percent: 0,
             arrival_percent: 0,

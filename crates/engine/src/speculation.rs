@@ -410,9 +410,9 @@ mod tests {
         check((0.1, 0.02), 0.4, alone, Some(1));
         check((0.1, 0.02), 0.1, alone, None); // it is hardly ever right
         check((1.0, 0.1), 0.9, alone, None); // it takes as long as the larger one
-        check((0.1, 0.02), 0.9, Offer { missing: 2000, ..alone }, None); // more to read than can be won
+        check((0.1, 0.02), 0.9, Offer { missing: 3000, ..alone }, None); // more to read than can be won
         check((0.1, 0.02), 0.9, Offer { missing: 200, ..alone }, Some(7));
-        check((0.1, 0.02), 0.9, Offer { missing: 2000, generated: 400, ..alone }, Some(7)); // a long answer
+        check((0.1, 0.02), 0.9, Offer { missing: 3000, generated: 400, ..alone }, Some(7)); // a long answer
         check((0.1, 0.02), 0.9, Offer { missing: 200, left: 3, ..alone }, None); // it is nearly over
         check((0.1, 0.02), 0.9, Offer { streams: 17, ..alone }, None);
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::pages::PageCounts;
+use crate::{pages::PageCounts, tier::TierStats};
 
 /// Counts since the start, and the state after the last step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,6 +32,10 @@ pub struct Stats {
     pub prefix_queries: u64,
     /// Prompt tokens found there.
     pub prefix_hits: u64,
+    /// Of those, the ones whose pages were kept elsewhere and brought back for the request.
+    pub prefix_restored: u64,
+    /// What keeps pages beyond the device's memory, if anything does.
+    pub tier: Option<TierStats>,
     /// Tokens chosen.
     pub generated_tokens: u64,
     /// Tokens that were guessed and computed ahead.

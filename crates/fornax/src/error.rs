@@ -210,6 +210,16 @@ pub enum Error {
         /// The token's text.
         name: &'static str,
     },
+    /// A model that cannot draft for another one.
+    #[error("{} cannot draft for {}: {reason}", draft.display(), model.display())]
+    Draft {
+        /// The one that should draft.
+        draft: std::path::PathBuf,
+        /// The one that it should draft for.
+        model: std::path::PathBuf,
+        /// Why it cannot.
+        reason: String,
+    },
     /// A thread that the system does not give.
     #[error("no thread for {what}: {error}")]
     Thread {
@@ -257,7 +267,9 @@ impl Error {
             Error::Picture(fornax_image::Error::Processor { .. }) | Error::NoPlaceholder { .. } => {
                 Code::ModelUnsupported
             }
-            Error::Picture(_) | Error::Image { .. } | Error::Projector { .. } => Code::InvalidInput,
+            Error::Picture(_) | Error::Image { .. } | Error::Projector { .. } | Error::Draft { .. } => {
+                Code::InvalidInput
+            }
             Error::Unseen { .. } => Code::Internal,
             Error::Thread { .. } => Code::OutOfMemory,
         }

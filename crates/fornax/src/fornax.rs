@@ -36,6 +36,8 @@ struct Shared {
     text: Text,
     config: Config,
     plan: Plan,
+    /// Of the model that drafts.
+    draft_plan: Option<Plan>,
     threads: usize,
     device: String,
     kind: Device,
@@ -96,6 +98,7 @@ impl Fornax {
     /// Builds the runner on the engine's thread, since device memory never leaves the thread that it belongs to.
     pub(crate) fn load(blueprint: Blueprint, progress: &mut dyn FnMut(Loading)) -> Result<Fornax, Error> {
         let (text, config, plan) = (blueprint.text.clone(), blueprint.config.clone(), blueprint.plan.clone());
+        let draft_plan = blueprint.draft.as_ref().map(|draft| draft.plan.clone());
         let sight = match (&blueprint.reading, text.tokenizer()) {
             (Ok(reading), Some(tokenizer)) => {
                 let eyes: Arc<dyn Sight> = Arc::new(Eyes::open(&blueprint.checkpoint, reading, tokenizer)?);
@@ -142,6 +145,7 @@ impl Fornax {
             text,
             config,
             plan,
+            draft_plan,
             threads,
             device,
             kind,
@@ -194,7 +198,12 @@ impl Fornax {
 
     /// Bytes by purpose: as planned, and as the allocator counted them when everything was loaded.
     pub fn memory(&self) -> Memory {
-        Memory { planned: self.shared.plan.usage(), allocated: self.shared.usage }
+        let planned = self.shared.plan.usage();
+        let planned = match &self.shared.draft_plan {
+            Some(draft) => planned.and(&draft.usage()),
+            None => planned,
+        };
+        Memory { planned, allocated: self.shared.usage }
     }
 
     /// The plan that it was loaded by.

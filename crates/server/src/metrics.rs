@@ -58,11 +58,20 @@ struct Totals {
     prefix_hits: u64,
     generated_tokens: u64,
     preemptions: u64,
+    drafted_tokens: u64,
+    accepted_tokens: u64,
+    drafted_by_model: u64,
+    accepted_by_model: u64,
 }
 
 impl Totals {
     fn and(self, stats: &Stats) -> Totals {
+        let by_model = stats.draft_model.as_ref();
         Totals {
+            drafted_tokens: self.drafted_tokens + stats.drafted_tokens,
+            accepted_tokens: self.accepted_tokens + stats.accepted_tokens,
+            drafted_by_model: self.drafted_by_model + by_model.map_or(0, |model| model.drafted_tokens),
+            accepted_by_model: self.accepted_by_model + by_model.map_or(0, |model| model.accepted_tokens),
             prefix_queries: self.prefix_queries + stats.prefix_queries,
             prefix_hits: self.prefix_hits + stats.prefix_hits,
             generated_tokens: self.generated_tokens + stats.generated_tokens,
@@ -165,6 +174,7 @@ impl Metrics {
         let shown: Vec<Shown<'_>> = slots.iter().map(Shown::of).collect();
         if is_ready {
             vllm(&mut page, &shown);
+            drafts(&mut page, &shown);
         }
         loads(&mut page, &shown);
         for (model, counts) in jobs {
@@ -225,6 +235,12 @@ fn vllm(page: &mut Page, models: &[Shown<'_>]) {
     count("vllm:num_preemptions_total", "Requests put back for others.", &|totals| totals.preemptions);
     count("vllm:prefix_cache_queries_total", "Prompt tokens looked up.", &|totals| totals.prefix_queries);
     count("vllm:prefix_cache_hits_total", "Prompt tokens found computed.", &|totals| totals.prefix_hits);
+    count("vllm:spec_decode_num_draft_tokens_total", "Tokens guessed and computed ahead.", &|totals| {
+        totals.drafted_tokens
+    });
+    count("vllm:spec_decode_num_accepted_tokens_total", "Of those, the ones that were right.", &|totals| {
+        totals.accepted_tokens
+    });
     for model in models {
         let own = &model.slot.metrics;
         for (reason, counter) in [("stop", &own.stop), ("length", &own.length), ("abort", &own.abort)] {
@@ -249,6 +265,27 @@ fn vllm(page: &mut Page, models: &[Shown<'_>]) {
 
 fn pages_total(model: &Shown<'_>) -> usize {
     model.stats.pages.iter().map(|group| group.total).sum()
+}
+
+/// What is guessed, and by whom.
+fn drafts(page: &mut Page, models: &[Shown<'_>]) {
+    type Count = fn(&Totals) -> [u64; 2];
+    let counts: [(&str, &str, Count); 2] = [
+        ("fornax_drafted_tokens_total", "Tokens guessed and computed ahead, by who guessed them.", |totals| {
+            [totals.drafted_tokens - totals.drafted_by_model, totals.drafted_by_model]
+        }),
+        ("fornax_accepted_tokens_total", "Guessed tokens that were right, by who guessed them.", |totals| {
+            [totals.accepted_tokens - totals.accepted_by_model, totals.accepted_by_model]
+        }),
+    ];
+    for (name, help, count) in counts {
+        for model in models {
+            for (by, value) in ["repetition", "model"].into_iter().zip(count(&model.totals)) {
+                let labels = format!("by=\"{by}\",{}", model.name);
+                page.sample(name, "counter", help, &labels, value);
+            }
+        }
+    }
 }
 
 /// Which models are loaded, how far others are, and what they take.

@@ -23,6 +23,24 @@ pub(crate) struct CapacityArgs {
     pub(crate) parallel: usize,
 }
 
+/// A model that drafts.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DraftArg {
+    /// A smaller model with the same tokens, which guesses what comes next: answers are the same, and often faster
+    #[arg(long, value_name = "MODEL", help_heading = "Model")]
+    pub(crate) draft: Option<String>,
+}
+
+impl DraftArg {
+    /// The options with the model that was named, which is fetched where it has to be.
+    pub(crate) fn apply(&self, options: OpenOptions) -> anyhow::Result<OpenOptions> {
+        Ok(match &self.draft {
+            Some(name) => options.draft(super::locate::locate(Some(name))?),
+            None => options,
+        })
+    }
+}
+
 /// Where and how the model is computed.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]

@@ -77,8 +77,8 @@ pub(crate) struct Wish {
     /// Tokens of the tokenizer.
     pub(crate) vocabulary: u64,
     pub(crate) limit_bytes: u64,
-    /// Bytes of what reads images, which the process takes beside the model.
-    pub(crate) tower_bytes: u64,
+    /// Bytes of what lies beside the model: of what reads images, of a model that drafts.
+    pub(crate) beside_bytes: u64,
     /// Bytes of the device that others will have given back.
     pub(crate) returning: u64,
     /// Room for adapters that come while the model is loaded.
@@ -149,7 +149,7 @@ impl<A: Arm> Place for A {
             kv_dtype: wish.kv_dtype.unwrap_or(self.kv_dtype()),
             step_tokens: self.step_tokens(),
             logit_rows: wish.logit_rows,
-            runtime_bytes: self.runtime_bytes(wish.vocabulary).saturating_add(wish.tower_bytes),
+            runtime_bytes: self.runtime_bytes(wish.vocabulary).saturating_add(wish.beside_bytes),
             limit_bytes: wish.limit_bytes.min(free),
         };
         planned(self, model, wish.adapter_room, &ask)
@@ -173,7 +173,7 @@ impl<A: Arm> Place for A {
     ) -> Result<(Box<dyn Runner>, Usage), Error> {
         let plan = &blueprint.plan;
         let Loaded { backend, model, kv } = Loaded::new(self, blueprint, progress)?;
-        let usage = backend.usage();
+        let mut usage = backend.usage();
         let local = Local::new(LocalParts {
             backend,
             model,
@@ -185,6 +185,14 @@ impl<A: Arm> Place for A {
         });
         let local = match blueprint.config.given() {
             Some(columns) => local.with_given(columns).with_sections(blueprint.config.position_sections()),
+            None => local,
+        };
+        let local = match &blueprint.draft {
+            Some(draft) => {
+                let (drafter, used) = draft.place.runner(draft, vocab, progress)?;
+                usage = usage.and(&used);
+                local.with_drafter(drafter)
+            }
             None => local,
         };
         Ok((Box::new(local), usage))
@@ -213,7 +221,7 @@ pub(crate) fn planned<A: Arm>(
         return Err(Error::ContextTooLong { asked: plan.context, trained: plan.context_trained });
     }
     let remedies = if plan.fits() { Vec::new() } else { planner.remedies(ask)? };
-    Ok(Planned { plan, remedies, device: Arm::device(arm).kind_name() })
+    Ok(Planned { plan, draft: None, remedies, device: Arm::device(arm).kind_name() })
 }
 
 /// A model on a device, one step at a time on the caller's thread.

@@ -64,6 +64,10 @@ pub(crate) struct Serve {
     /// Tokens of a request of this model, prompt and answer together; --context is for the others; may be repeated
     #[arg(long, value_name = "NAME=N", value_parser = model_context, help_heading = "Model")]
     pub(crate) model_context: Vec<(String, usize)>,
+    /// A smaller model with the same tokens drafts for a model (the first where none is named): answers are the same, and
+    /// often faster; may be repeated
+    #[arg(long, value_name = "[NAME=]MODEL", help_heading = "Model")]
+    pub(crate) draft: Vec<String>,
     /// Load all models at the start; it fails where they do not fit beside each other
     #[arg(long, help_heading = "Model")]
     pub(crate) preload: bool,
