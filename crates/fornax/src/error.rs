@@ -26,6 +26,15 @@ pub enum Error {
     /// The device.
     #[error(transparent)]
     Compute(#[from] fornax_compute::Error),
+    /// What pages are kept with on a disk.
+    #[error(transparent)]
+    KvDisk(#[from] fornax_disk::Error),
+    /// Pages are to be kept on a disk that nothing would ever be read from.
+    #[error("--kv-disk is not available {reason}")]
+    NoKvDisk {
+        /// Where, and why.
+        reason: String,
+    },
     /// The servers of private inference.
     #[error(transparent)]
     Private(#[from] fornax_private::Error),
@@ -243,6 +252,7 @@ impl Error {
             Error::Quantize(error) => quantize_code(error),
             Error::Adapter(refusal) => adapter_code(refusal),
             Error::Compute(error) => compute_code(error),
+            Error::KvDisk(_) | Error::NoKvDisk { .. } => Code::InvalidInput,
             Error::Private(error) => private_code(error),
             Error::DoesNotFit { .. } => Code::ModelDoesNotFit,
             Error::PromptTooLong { .. } | Error::RequestTooLong { .. } => Code::PromptTooLong,

@@ -18,6 +18,7 @@ use fornax_model::{Adapter, Config};
 use fornax_text::{StopStrings, Tokenizer};
 
 use crate::answer::{Answer, Part, failed};
+use crate::kept::identity;
 use crate::open::Blueprint;
 use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
 use crate::sight::Eyes;
@@ -114,6 +115,10 @@ impl Fornax {
             options.speculation = Speculation::Off;
         }
         options.prefix_reuse = blueprint.prefix_reuse;
+        options.tier = blueprint.kv_disk.as_ref().and_then(|disk| {
+            let identity = identity(&blueprint.checkpoint, &config, &plan, &blueprint.computing);
+            disk.open(&blueprint.model, &identity)
+        });
         options.fast_forward = blueprint.fast_forward;
         if let Some(requests_max) = blueprint.queue {
             options.queue =

@@ -51,6 +51,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Perplexity(args) => cli::perplexity::perplexity(args),
         Command::Bench(args) => cli::bench::bench(args),
         Command::Quantize(args) => cli::quantize::quantize(args),
+        Command::Cache(args) => cli::cache::cache(args),
         Command::Pull(args) => cli::models::pull(args),
         Command::List(args) => cli::models::list(args),
         Command::Rm(args) => cli::models::rm(args),

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::thread;
 
 use fornax_chat::READS_NO_IMAGES;
-use fornax_compute::cpu::Activations;
+use fornax_compute::cpu::{Activations, Simd};
 use fornax_compute::{KvDType, Need, Pooling, Purpose};
 use fornax_engine::{Change, Plan, Remedy};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
 use fornax_model::{Adapter, AdapterRoom, Config, Limits};
 
 use crate::device::{Held, Place, Setup, Wish};
+use crate::kept::KvDisk;
 use crate::private::Private;
 use crate::sight::{IMAGE_TOKENS, Reading};
 use crate::text::Text;
@@ -40,6 +41,7 @@ pub struct OpenOptions {
     image_tokens: usize,
     projector: Option<PathBuf>,
     draft: Option<PathBuf>,
+    kv_disk: Option<KvDisk>,
     /// Names and folders.
     adapters: Vec<(String, PathBuf)>,
     adapter_room: AdapterRoom,
@@ -85,6 +87,7 @@ impl OpenOptions {
             image_tokens: IMAGE_TOKENS,
             projector: None,
             draft: None,
+            kv_disk: None,
             adapters: Vec::new(),
             adapter_room: AdapterRoom::default(),
         }
@@ -246,6 +249,26 @@ impl OpenOptions {
         self
     }
 
+    /// Keeps pages of prompts on a disk too: what was read before a restart need not be computed again. On the CPU.
+    pub fn kv_disk(mut self, disk: KvDisk) -> OpenOptions {
+        self.kv_disk = Some(disk);
+        self
+    }
+
+    /// Refuses a disk that nothing would be read from.
+    fn check_kv_disk(&self) -> Result<(), Error> {
+        let reason = match &self.kv_disk {
+            None => return Ok(()),
+            Some(_) if self.setup.private.is_some() => {
+                "with private inference: what was said would lie on the disk".to_owned()
+            }
+            Some(_) if self.device != Device::Cpu => format!("on {}; use --device cpu", self.device),
+            Some(_) if !self.prefix_reuse => "where cached prefixes are not used again".to_owned(),
+            Some(_) => return Ok(()),
+        };
+        Err(Error::NoKvDisk { reason })
+    }
+
     /// The model that drafts, by options of its own.
     fn draft_options(&self, path: &Path) -> OpenOptions {
         let mut options = OpenOptions::new(path);
@@ -293,6 +316,7 @@ impl OpenOptions {
     }
 
     fn read_for(self, place: Box<dyn Place>) -> Result<Unloaded, Error> {
+        self.check_kv_disk()?;
         let (checkpoint, adapters) = (self.checkpoint()?, self.read_adapters()?);
         let draft = match &self.draft {
             Some(path) => Some(Box::new(self.draft_options(path).read()?)),
@@ -561,6 +585,9 @@ impl Unloaded {
             drafts: options.drafts,
             prefix_reuse: options.prefix_reuse,
             fast_forward: options.fast_forward,
+            computing: format!("{:?} {:?}", options.setup.activations, Simd::detect()),
+            model: options.setup.model,
+            kv_disk: options.kv_disk,
         })
     }
 }
@@ -588,6 +615,12 @@ pub(crate) struct Blueprint {
     pub(crate) prefix_reuse: bool,
     /// Whether forced tokens are computed together.
     pub(crate) fast_forward: bool,
+    /// How it is computed, as far as bits depend on it.
+    pub(crate) computing: String,
+    /// Where it lies.
+    pub(crate) model: PathBuf,
+    /// Where its pages are kept beyond the memory.
+    pub(crate) kv_disk: Option<KvDisk>,
 }
 
 /// A plan, and what would fit where it does not.

@@ -12,7 +12,7 @@ use std::{
 
 use fornax_chat::Finish;
 use fornax_compute::PAGE_TOKENS;
-use fornax_engine::Stats;
+use fornax_engine::{Stats, TierStats};
 use fornax_jobs::{Counts, State as JobState};
 
 use crate::{
@@ -56,6 +56,7 @@ pub(crate) struct ModelMetrics {
 struct Totals {
     prefix_queries: u64,
     prefix_hits: u64,
+    prefix_restored: u64,
     generated_tokens: u64,
     preemptions: u64,
     drafted_tokens: u64,
@@ -74,6 +75,7 @@ impl Totals {
             accepted_by_model: self.accepted_by_model + by_model.map_or(0, |model| model.accepted_tokens),
             prefix_queries: self.prefix_queries + stats.prefix_queries,
             prefix_hits: self.prefix_hits + stats.prefix_hits,
+            prefix_restored: self.prefix_restored + stats.prefix_restored,
             generated_tokens: self.generated_tokens + stats.generated_tokens,
             preemptions: self.preemptions + stats.preemptions,
         }
@@ -175,6 +177,7 @@ impl Metrics {
         if is_ready {
             vllm(&mut page, &shown);
             drafts(&mut page, &shown);
+            tiers(&mut page, &shown);
         }
         loads(&mut page, &shown);
         for (model, counts) in jobs {
@@ -265,6 +268,41 @@ fn vllm(page: &mut Page, models: &[Shown<'_>]) {
 
 fn pages_total(model: &Shown<'_>) -> usize {
     model.stats.pages.iter().map(|group| group.total).sum()
+}
+
+/// Where prompt tokens were found, and what keeps pages beyond the device's memory.
+fn tiers(page: &mut Page, models: &[Shown<'_>]) {
+    for model in models {
+        let restored = model.totals.prefix_restored;
+        let found = [("memory", model.totals.prefix_hits - restored), ("disk", restored)];
+        for (tier, tokens) in found {
+            let labels = format!("{},tier=\"{tier}\"", model.name);
+            let help = "Prompt tokens found computed, by where.";
+            page.sample("fornax_prefix_tokens_total", "counter", help, &labels, tokens);
+        }
+    }
+    type Value = fn(&TierStats) -> u64;
+    let samples: [(&str, &str, &str, Value); 9] = [
+        ("fornax_tier_pages", "gauge", "Copies of pages that are kept.", |tier| tier.pages),
+        ("fornax_tier_bytes", "gauge", "Bytes that they take.", |tier| tier.bytes),
+        ("fornax_tier_bytes_max", "gauge", "Bytes that they may take.", |tier| tier.bytes_max),
+        ("fornax_tier_off", "gauge", "1 where the tier failed and keeps nothing any more.", |tier| {
+            u64::from(tier.off.is_some())
+        }),
+        ("fornax_tier_written_pages", "gauge", "Copies written since the load.", |tier| tier.pages_written),
+        ("fornax_tier_read_pages", "gauge", "Copies read since the load.", |tier| tier.pages_read),
+        ("fornax_tier_read_bytes", "gauge", "Bytes of them.", |tier| tier.bytes_read),
+        ("fornax_tier_dropped_pages", "gauge", "Copies that came faster than they could be written.", |tier| {
+            tier.pages_dropped
+        }),
+        ("fornax_tier_broken_pages", "gauge", "Copies that were damaged, and ignored.", |tier| tier.pages_broken),
+    ];
+    for (name, kind, help, value) in samples {
+        for (model, tier) in models.iter().filter_map(|model| Some((model, model.stats.tier.as_ref()?))) {
+            let labels = format!("{},tier=\"{}\"", model.name, tier.name);
+            page.sample(name, kind, help, &labels, value(tier));
+        }
+    }
 }
 
 /// What is guessed, and by whom.

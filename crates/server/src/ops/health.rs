@@ -8,7 +8,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use fornax_engine::Stats;
+use fornax_engine::{Stats, TierStats};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -206,6 +206,27 @@ struct KvFacts {
     pages_used: usize,
     /// Kept for prompts that begin alike; given up when needed.
     pages_cached: usize,
+    /// What keeps copies of pages beyond the device's memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<DiskFacts>,
+}
+
+/// Copies of pages on a disk.
+#[derive(Debug, Serialize, ToSchema)]
+struct DiskFacts {
+    pages: u64,
+    bytes: u64,
+    bytes_max: u64,
+    /// Why it keeps nothing any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    off: Option<String>,
+}
+
+impl DiskFacts {
+    fn of(tier: &TierStats) -> DiskFacts {
+        let TierStats { pages, bytes, bytes_max, ref off, .. } = *tier;
+        DiskFacts { pages, bytes, bytes_max, off: off.clone() }
+    }
 }
 
 impl ModelFacts {
@@ -224,6 +245,7 @@ impl ModelFacts {
                 pages_total: stats.pages.iter().map(|group| group.total).sum(),
                 pages_used: stats.pages.iter().map(|group| group.referenced).sum(),
                 pages_cached: stats.pages.iter().map(|group| group.cached).sum(),
+                disk: stats.tier.as_ref().map(DiskFacts::of),
             },
             running: stats.running,
             waiting: stats.requests_waiting + stats.preempted,

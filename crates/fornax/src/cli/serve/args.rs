@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::cli::args::{byte_size, positive, seconds};
-use crate::cli::device::{DeviceArgs, Pooling};
+use crate::cli::device::{DeviceArgs, KvDiskArgs, Pooling};
 
 /// Serve models over HTTP, for OpenAI's clients, for a scheduler, for operators
 ///
@@ -79,6 +79,8 @@ pub(crate) struct Serve {
     pub(crate) parallel: usize,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) kv_disk: KvDiskArgs,
     #[command(flatten)]
     pub(crate) access: AccessArgs,
     #[command(flatten)]

@@ -201,6 +201,7 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         let mut open =
             device::options(&path, &args.device)?.parallel(args.parallel).queue(args.limits.max_queue);
         let is_first = recipes.is_empty();
+        open = args.kv_disk.apply(open, |what| tracing::warn!("{what}"))?;
         if let Some(file) = args.chat_template_file.as_ref().filter(|_| is_first) {
             open = open.chat_template(output::text_of(file)?);
         }
