@@ -258,7 +258,8 @@ impl Shared {
         let mut off = self.off();
         if off.is_none() {
             let folder = self.store.folder().display();
-            let reason = format!("cannot {act} {folder}: {error}; pages are kept in memory alone from here on");
+            let reason =
+                format!("cannot {act} {folder}: {error}; pages are kept in memory alone from here on");
             (self.tell)(&reason);
             *off = Some(reason);
         }

@@ -2,8 +2,8 @@
 //!
 //! A [`Store`] is a folder of one model: a log in segments, each record with its name and a checksum, or sealed with a
 //! key. One process writes it. Whatever is torn, foreign or damaged is never read as a page: it is ignored and counted.
-//! [`Disk`] is a store behind two threads, as the engine's [`Tier`](fornax_engine::Tier): no step waits for the disk, and
-//! a disk that fails turns the tier off and nothing else.
+//! [`Disk`] is a store behind two threads, as the engine's [`Tier`](fornax_engine::Tier): no step waits for the disk,
+//! and a disk that fails turns the tier off and nothing else.
 //!
 //! This crate knows names and bytes. It must never know a token, a model's weights or a request.
 

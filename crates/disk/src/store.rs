@@ -105,8 +105,7 @@ impl Store {
         let about_path = folder.join(ABOUT);
         create_whole(&about_path, about.as_bytes()).map_err(Error::io(&about_path))?;
         let mut found = Found::default();
-        let mut state =
-            State { segments: BTreeMap::new(), index: HashMap::new(), bytes: 0, writing: None };
+        let mut state = State { segments: BTreeMap::new(), index: HashMap::new(), bytes: 0, writing: None };
         for entry in fs::read_dir(&folder).map_err(Error::io(&folder))? {
             let path = entry.map_err(Error::io(&folder))?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -230,8 +229,12 @@ impl Store {
                 state.bytes -= segment.bytes;
                 state.writing = state.writing.filter(|writing| *writing != number);
                 let own = |place: &Place| place.segment == number;
-                let wanted: Vec<([u8; 32], Place)> =
-                    state.index.iter().filter(|(_, place)| own(place) && place.wanted).map(|(n, p)| (*n, *p)).collect();
+                let wanted: Vec<([u8; 32], Place)> = state
+                    .index
+                    .iter()
+                    .filter(|(_, place)| own(place) && place.wanted)
+                    .map(|(n, p)| (*n, *p))
+                    .collect();
                 state.index.retain(|_, place| !own(place));
                 (segment, wanted)
             };
@@ -342,8 +345,8 @@ struct Scanned {
     torn: bool,
 }
 
-/// Looks at the heads of a segment's records; what they hold is checked when it is read. `None` for what is no segment of
-/// this store.
+/// Looks at the heads of a segment's records; what they hold is checked when it is read. `None` for what is no
+/// segment of this store.
 fn scan(
     path: &Path,
     identity: &[u8; 32],
@@ -438,7 +441,8 @@ mod tests {
 
     fn only_segment(folder: &Path) -> PathBuf {
         let stores = list(folder).unwrap();
-        let mut paths: Vec<PathBuf> = stores.iter().flat_map(|store| segments(&store.folder).unwrap()).collect();
+        let mut paths: Vec<PathBuf> =
+            stores.iter().flat_map(|store| segments(&store.folder).unwrap()).collect();
         assert_eq!(paths.len(), 1);
         paths.remove(0)
     }

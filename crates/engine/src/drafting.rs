@@ -122,8 +122,8 @@ impl DraftModel {
         }
     }
 
-    /// Guesses what follows each of these, reading at most `chunk` tokens of a text first: one that is longer is guessed
-    /// another time.
+    /// Guesses what follows each of these, reading at most `chunk` tokens of a text first: one that is longer is
+    /// guessed another time.
     pub(crate) fn guess(&mut self, wanted: Vec<Wanted>, chunk: usize) -> Result<Vec<Guess>, String> {
         let limits = self.runner.limits();
         let chunk = chunk.max(CHUNK_MIN);

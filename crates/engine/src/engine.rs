@@ -115,12 +115,17 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// Pages that are copied in a turn that has nothing else to do.
 const KEPT_AT_ONCE: usize = 8;
 
+/// Pages that are asked for together.
+const FETCHED_AT_ONCE: usize = 32;
+
 /// Pages on their way back for a sequence.
 struct Fetching {
     id: SequenceId,
     /// Tokens found without them.
     before: usize,
     pages: Vec<(usize, PageName)>,
+    /// How many of them have come.
+    done: usize,
 }
 
 /// Hands copies of pages over. What cannot be copied is computed again some day.
@@ -287,11 +292,8 @@ impl Engine {
         self.draft();
         let launched = self.launch();
         let waits = self.scheduler.restores();
-        let stalled = was_idle
-            && !launched
-            && !waits
-            && self.scheduler.len() > 0
-            && self.stats.ended == ended_before;
+        let stalled =
+            was_idle && !launched && !waits && self.scheduler.len() > 0 && self.stats.ended == ended_before;
         assert!(!stalled, "whoever is first in line can always move");
         let depth = self.runner.depth();
         // What the newest step's sampling depends on must be known first: tokens, ends, grammar.
@@ -332,8 +334,7 @@ impl Engine {
                 continue;
             };
             sequence.restoring = Restoring::Waits;
-            let ticket = tier.fetch(pages.iter().map(|(_, name)| *name).collect());
-            self.fetching.insert(ticket, Fetching { id, before, pages });
+            self.fetch(Fetching { id, before, pages, done: 0 }, &mut *tier);
         }
         // With nothing else to do it is waited for; those who come meanwhile are heard soon.
         let idle = self.in_flight.is_empty() && self.scheduler.counts().0 == 0;
@@ -346,19 +347,35 @@ impl Engine {
         self.tier = Some(tier);
     }
 
+    /// Asks for the next pages of a sequence: some at a time, so that copies take little room and no turn is long.
+    fn fetch(&mut self, fetching: Fetching, tier: &mut dyn Tier) {
+        let next = fetching.pages[fetching.done..].iter().take(FETCHED_AT_ONCE);
+        let ticket = tier.fetch(next.map(|(_, name)| *name).collect());
+        self.fetching.insert(ticket, fetching);
+    }
+
     /// Gives pages that have come their places in the cache.
     fn put_back(&mut self, fetched: Fetched, tier: &mut dyn Tier) {
-        let Some(Fetching { id, before, pages }) = self.fetching.remove(&fetched.ticket) else { return };
-        let (runner, copies) = (&mut self.runner, fetched.pages);
+        let Some(mut fetching) = self.fetching.remove(&fetched.ticket) else { return };
+        let (runner, copies, id) = (&mut self.runner, fetched.pages, fetching.id);
+        let pages = &fetching.pages[fetching.done..][..copies.len()];
+        let mut whole = true;
         let mut fill = |index: usize, evicted: Vec<Unkept>, page: PageId| {
             keep(&mut **runner, tier, evicted);
             let group = pages[index].1.group as usize;
-            let copy = copies.get(index).and_then(Option::as_ref);
-            copy.is_some_and(|copy| matches!(guarded(|| runner.copy_in(group, page, copy)), Ok(())))
+            let copied = copies[index].as_ref().map(|copy| guarded(|| runner.copy_in(group, page, copy)));
+            let filled = matches!(copied, Some(Ok(())));
+            whole &= filled;
+            filled
         };
-        self.scheduler.restore(id, &pages, &mut fill);
-        if let Some(sequence) = self.scheduler.get_mut(id) {
-            sequence.restoring = Restoring::Done { before: Some(before) };
+        self.scheduler.restore(id, pages, &mut fill);
+        fetching.done += copies.len();
+        let Some(sequence) = self.scheduler.get_mut(id) else { return };
+        // Behind a page that is gone nothing can be gone on from.
+        if !whole || fetching.done == fetching.pages.len() {
+            sequence.restoring = Restoring::Done { before: Some(fetching.before) };
+        } else {
+            self.fetch(fetching, tier);
         }
     }
 
@@ -370,9 +387,17 @@ impl Engine {
         }
     }
 
-    /// Copies some pages while there is nothing else to do: they are then there after a crash, too. Whether there are more.
+    /// Copies some pages while there is nothing else to do: they are then there after a crash, too. Whether there are
+    /// more.
     fn keep_some(&mut self) -> bool {
-        let Some(tier) = self.tier.as_mut().filter(|tier| tier.takes()) else { return false };
+        let Some(tier) = self.tier.as_mut().filter(|_| self.scheduler.has_unkept()) else { return false };
+        if !tier.takes() {
+            let off = tier.stats().off.is_some();
+            if !off {
+                thread::sleep(PATIENCE);
+            }
+            return !off;
+        }
         let unkept = self.scheduler.take_unkept(KEPT_AT_ONCE);
         let some = !unkept.is_empty();
         keep(&mut *self.runner, &mut **tier, unkept);

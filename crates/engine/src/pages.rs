@@ -144,6 +144,11 @@ impl Pages {
         std::mem::take(&mut self.evicted)
     }
 
+    /// Whether there may be pages of the tree of which there is no copy.
+    pub(crate) fn has_unkept(&self) -> bool {
+        self.pools.iter().any(|pool| !pool.unkept.is_empty())
+    }
+
     /// At most so many pages of the tree of which there is no copy; they count as copied from now on.
     pub(crate) fn take_unkept(&mut self, most: usize) -> Vec<Unkept> {
         let mut unkept = Vec::new();
@@ -212,8 +217,8 @@ impl Pages {
         missing
     }
 
-    /// Gives pages back their places in the tree, as far as there is room. `fill` writes a page's content: before that it
-    /// is handed what was evicted for it.
+    /// Gives pages back their places in the tree, as far as there is room. `fill` writes a page's content: before
+    /// that it is handed what was evicted for it.
     pub(crate) fn restore(
         &mut self,
         salt: &str,

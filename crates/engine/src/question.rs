@@ -109,8 +109,7 @@ pub(crate) fn ask(
             continue;
         }
         let draft = sequence.draft.launched();
-        let masks =
-            ready.or_else(|| sequence.grammar.as_mut().map(|form| Masks::of(index, form, draft)));
+        let masks = ready.or_else(|| sequence.grammar.as_mut().map(|form| Masks::of(index, form, draft)));
         let mut allowed = match masks.map(|masks| masks.allowed).transpose() {
             Ok(allowed) => allowed.map(Vec::into_iter),
             Err(reason) => {

@@ -24,11 +24,11 @@ use crate::{
     pages::{PageCounts, Pages},
     picture::{Picture, Progress, REQUESTS_MAX},
     prefix::Units,
-    tier::{Missing, PageName, Unkept},
     request::Piece,
     sequence::{Leave, Restoring, Seat, Sequence, SequenceId},
     shares::{Owner, Parts},
     speculation::{DRAFT_MAX, Offer, Speculator, may_draft},
+    tier::{Missing, PageName, Unkept},
 };
 
 /// Bounds of one step, from the runner.
@@ -531,6 +531,11 @@ impl Scheduler {
     /// Pages that were evicted without a copy, which the next step may write over.
     pub(crate) fn take_evicted(&mut self) -> Vec<Unkept> {
         self.pages.take_evicted()
+    }
+
+    /// Whether there may be pages without a copy.
+    pub(crate) fn has_unkept(&self) -> bool {
+        self.pages.has_unkept()
     }
 
     /// At most so many pages without a copy.

@@ -13,8 +13,8 @@ use std::{
 use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, PageCopy, Sampling, SplitMix64};
 
 use crate::{
-    ContentHash, EndReason, Engine, EngineOptions, Event, Grammar, Handle, Piece, QueueLimits, Refusal,
-    Fetched, PageName, Reply, Request, Speculation, StepLimits, Tier, TierStats, Turn,
+    ContentHash, EndReason, Engine, EngineOptions, Event, Fetched, Grammar, Handle, PageName, Piece,
+    QueueLimits, Refusal, Reply, Request, Speculation, StepLimits, Tier, TierStats, Turn,
     automaton::{Automaton, State},
     fake::{Fake, FakeOptions, Fault, embedding, logprob, nearest, next_token, rotated, word},
 };
@@ -271,7 +271,12 @@ struct Shelf {
 impl Shelf {
     fn tier(&self, seed: u64) -> Box<dyn Tier> {
         let shelf = Shelf { copies: Arc::clone(&self.copies), ..*self };
-        Box::new(Shelved { shelf, dice: RefCell::new(Dice::new(seed ^ 0x7e)), asked: VecDeque::new(), tickets: 0 })
+        Box::new(Shelved {
+            shelf,
+            dice: RefCell::new(Dice::new(seed ^ 0x7e)),
+            asked: VecDeque::new(),
+            tickets: 0,
+        })
     }
 }
 

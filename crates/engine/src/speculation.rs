@@ -79,8 +79,8 @@ pub(crate) struct Draft {
     guess: Vec<u32>,
     /// Who guessed it.
     pub(crate) by: Guesser,
-    /// The share of tokens guessed from repetitions that were right, newest weighted most. Guesses that were not computed
-    /// count too: whether they were right is seen for free.
+    /// The share of tokens guessed from repetitions that were right, newest weighted most. Guesses that were not
+    /// computed count too: whether they were right is seen for free.
     luck: f64,
     /// The same of what the model guessed; `None` before it has guessed anything here.
     model_luck: Option<f64>,
@@ -220,7 +220,8 @@ impl Speculator {
         match self.speculation {
             Speculation::Off | Speculation::Always(_) => return None,
             Speculation::AlwaysByModel => {
-                return Some(Asking { count: DRAFT_MAX, chunk: usize::MAX }).filter(|_| draft.guess.is_empty());
+                return Some(Asking { count: DRAFT_MAX, chunk: usize::MAX })
+                    .filter(|_| draft.guess.is_empty());
             }
             Speculation::WhereItHelps => {}
         }

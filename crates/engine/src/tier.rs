@@ -1,8 +1,8 @@
 //! Where pages go that the device has no room for, and come back from.
 //!
 //! The engine names a page by everything that was read up to its end and sees bytes; what keeps them (a disk) knows
-//! nothing else. Nothing here ever waits for it: copies are handed over, what is wanted is asked for, and whoever wants it
-//! waits in line meanwhile. A copy that is lost, broken or late costs the time to compute it again.
+//! nothing else. Nothing here ever waits for it: copies are handed over, what is wanted is asked for, and whoever
+//! wants it waits in line meanwhile. A copy that is lost, broken or late costs the time to compute it again.
 
 use std::{fmt, time::Duration};
 

@@ -10,8 +10,8 @@ use fornax_compute::{
     cpu::{Activations, Cpu, CpuOptions},
 };
 use fornax_engine::{
-    DraftStats, Engine, EngineOptions, Event, Handle, Local, LocalParts, QueueLimits, Reply, Request, Speculation, Stats,
-    StepLimits, Turn, look_up,
+    DraftStats, Engine, EngineOptions, Event, Handle, Local, LocalParts, QueueLimits, Reply, Request,
+    Speculation, Stats, StepLimits, Turn, look_up,
 };
 use fornax_format::Checkpoint;
 use fornax_model::{Config, Limits};
@@ -149,12 +149,7 @@ fn together_drafted_by(setting: &Setting, drafter: &Setting, wanted: &[Answer], 
     drafts
 }
 
-fn twice(
-    (mut engine, handle): (Engine, Handle),
-    setting: &Setting,
-    wanted: &[Answer],
-    what: &str,
-) -> Stats {
+fn twice((mut engine, handle): (Engine, Handle), setting: &Setting, wanted: &[Answer], what: &str) -> Stats {
     for round in ["first", "second"] {
         let replies = requests().into_iter().flat_map(|request| handle.submit(request).unwrap()).collect();
         let answers = drain(&mut engine, replies);

@@ -68,13 +68,17 @@ impl fmt::Debug for KvDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DiskOptions { folder, bytes_max, key } = &self.options;
         let sealed = key.is_some();
-        f.debug_struct("KvDisk").field("folder", folder).field("bytes_max", bytes_max).field("sealed", &sealed).finish()
+        f.debug_struct("KvDisk")
+            .field("folder", folder)
+            .field("bytes_max", bytes_max)
+            .field("sealed", &sealed)
+            .finish()
     }
 }
 
 /// All that the bits of keys and values depend on, whatever is asked: this build, the processor's instructions, the
-/// weights, the numbers of the model, and how a page lies. What it leaves out (threads, requests at once, room) changes no
-/// bit.
+/// weights, the numbers of the model, and how a page lies. What it leaves out (threads, requests at once, room)
+/// changes no bit.
 pub(crate) fn identity(checkpoint: &Checkpoint, config: &Config, plan: &Plan, computing: &str) -> String {
     let mut config = config.clone();
     config.adapter_room = fornax_model::AdapterRoom::default();
@@ -85,8 +89,9 @@ pub(crate) fn identity(checkpoint: &Checkpoint, config: &Config, plan: &Plan, co
     format!("{build:?} {computing} {weights} {:?} {groups:?} {dtype} {config:?}", plan.stored)
 }
 
-/// The weights in a few bytes: of every tensor its name, type and shape and what it holds at its beginning, in its middle
-/// and at its end, and when the files were written. To read all of a large model would take longer than most prompts.
+/// The weights in a few bytes: of every tensor its name, type and shape and what it holds at its beginning, in its
+/// middle and at its end, and when the files were written. To read all of a large model would take longer than most
+/// prompts.
 fn weights(checkpoint: &Checkpoint) -> String {
     let mut hash = Sha256::new();
     let mut look = |view: View<'_>| {

@@ -242,8 +242,8 @@ impl OpenOptions {
         self
     }
 
-    /// A smaller model with the same tokens, which drafts for this one: it changes no token, only the speed. It is loaded
-    /// onto the same device, and the plan counts it.
+    /// A smaller model with the same tokens, which drafts for this one: it changes no token, only the speed. It is
+    /// loaded onto the same device, and the plan counts it.
     pub fn draft(mut self, path: impl Into<PathBuf>) -> OpenOptions {
         self.draft = Some(path.into());
         self
@@ -458,12 +458,7 @@ impl Unloaded {
     }
 
     /// The same of this model alone, beside so many bytes of others.
-    fn plan_beside(
-        &self,
-        beside: u64,
-        memory_limit: Option<u64>,
-        returning: u64,
-    ) -> Result<Planned, Error> {
+    fn plan_beside(&self, beside: u64, memory_limit: Option<u64>, returning: u64) -> Result<Planned, Error> {
         self.place.plan((&self.checkpoint, &self.adapters), &self.wish(beside, memory_limit, returning)?)
     }
 

@@ -292,10 +292,15 @@ fn tiers(page: &mut Page, models: &[Shown<'_>]) {
         ("fornax_tier_written_pages", "gauge", "Copies written since the load.", |tier| tier.pages_written),
         ("fornax_tier_read_pages", "gauge", "Copies read since the load.", |tier| tier.pages_read),
         ("fornax_tier_read_bytes", "gauge", "Bytes of them.", |tier| tier.bytes_read),
-        ("fornax_tier_dropped_pages", "gauge", "Copies that came faster than they could be written.", |tier| {
-            tier.pages_dropped
+        (
+            "fornax_tier_dropped_pages",
+            "gauge",
+            "Copies that came faster than they could be written.",
+            |tier| tier.pages_dropped,
+        ),
+        ("fornax_tier_broken_pages", "gauge", "Copies that were damaged, and ignored.", |tier| {
+            tier.pages_broken
         }),
-        ("fornax_tier_broken_pages", "gauge", "Copies that were damaged, and ignored.", |tier| tier.pages_broken),
     ];
     for (name, kind, help, value) in samples {
         for (model, tier) in models.iter().filter_map(|model| Some((model, model.stats.tier.as_ref()?))) {
@@ -309,9 +314,11 @@ fn tiers(page: &mut Page, models: &[Shown<'_>]) {
 fn drafts(page: &mut Page, models: &[Shown<'_>]) {
     type Count = fn(&Totals) -> [u64; 2];
     let counts: [(&str, &str, Count); 2] = [
-        ("fornax_drafted_tokens_total", "Tokens guessed and computed ahead, by who guessed them.", |totals| {
-            [totals.drafted_tokens - totals.drafted_by_model, totals.drafted_by_model]
-        }),
+        (
+            "fornax_drafted_tokens_total",
+            "Tokens guessed and computed ahead, by who guessed them.",
+            |totals| [totals.drafted_tokens - totals.drafted_by_model, totals.drafted_by_model],
+        ),
         ("fornax_accepted_tokens_total", "Guessed tokens that were right, by who guessed them.", |totals| {
             [totals.accepted_tokens - totals.accepted_by_model, totals.accepted_by_model]
         }),

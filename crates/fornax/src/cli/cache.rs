@@ -53,9 +53,7 @@ pub(crate) fn cache(args: &Cache) -> anyhow::Result<()> {
 fn list(args: &List) -> anyhow::Result<()> {
     let stores = fornax_disk::list(&args.folder)?;
     if args.json {
-        let facts = |store: &Kept| {
-            json!({"store": name(store), "model": store.about, "bytes": store.bytes, "in_use": store.in_use})
-        };
+        let facts = |store: &Kept| json!({"store": name(store), "model": store.about, "bytes": store.bytes, "in_use": store.in_use});
         return output::json(&stores.iter().map(facts).collect::<Vec<_>>());
     }
     let mut out = io::stdout().lock();

@@ -45,7 +45,8 @@ impl DraftArg {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Cache")]
 pub(crate) struct KvDiskArgs {
-    /// Keep what was read of prompts in this folder too, so that it need not be computed again after a restart; on the CPU
+    /// Keep what was read of prompts in this folder too, so that it need not be computed again after a restart; on
+    /// the CPU
     #[arg(long, value_name = "DIR")]
     pub(crate) kv_disk: Option<std::path::PathBuf>,
     /// Bytes that each model may take there; the oldest go first, and what was read since it was written stays longer
@@ -58,11 +59,7 @@ pub(crate) struct KvDiskArgs {
 
 impl KvDiskArgs {
     /// The options with the disk that was named. What goes wrong there is told by `tell`.
-    pub(crate) fn apply(
-        &self,
-        options: OpenOptions,
-        tell: fn(&str),
-    ) -> Result<OpenOptions, fornax::Error> {
+    pub(crate) fn apply(&self, options: OpenOptions, tell: fn(&str)) -> Result<OpenOptions, fornax::Error> {
         let Some(folder) = &self.kv_disk else { return Ok(options) };
         let disk = KvDisk::new(folder, self.kv_disk_bytes, tell);
         Ok(options.kv_disk(match &self.kv_disk_key {

@@ -272,7 +272,11 @@ fn table(path: &Path, planned: &Planned) -> Result<String, std::fmt::Error> {
     if let Some(draft) = &planned.draft {
         let (weights, kv) = (draft.usage().bytes(Purpose::Weights), draft.usage().bytes(Purpose::Kv));
         let (weights, kv, tokens) = (binary(weights), binary(kv), draft.pool_tokens());
-        line("draft", drafting, &format!("a model that drafts: weights {weights}, {kv} for {tokens} tokens"))?;
+        line(
+            "draft",
+            drafting,
+            &format!("a model that drafts: weights {weights}, {kv} for {tokens} tokens"),
+        )?;
     }
     line("margin", plan.margin_bytes(), "")?;
     line("total", plan.total_bytes(), "")?;

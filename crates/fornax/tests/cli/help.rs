@@ -27,6 +27,7 @@ fn every_command_explains_itself_with_examples() {
         "perplexity",
         "bench",
         "quantize",
+        "cache",
         "pull",
         "list",
         "rm",

@@ -36,7 +36,7 @@ impl Caller {
 }
 
 /// What every key may.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rights {
     /// Requests under way.
     pub(crate) requests_max: usize,
@@ -44,6 +44,8 @@ pub(crate) struct Rights {
     pub(crate) urgent: bool,
     /// Whether adapters may be loaded and unloaded.
     pub(crate) adapters: bool,
+    /// Whether models may be put to sleep and woken.
+    pub(crate) models: bool,
 }
 
 /// The keys of a file, or nobody's.
@@ -67,6 +69,8 @@ pub(crate) struct Key {
     pub(crate) urgent: bool,
     /// Whether it may load and unload adapters, which others use too.
     pub(crate) adapters: bool,
+    /// Whether it may put models to sleep and wake them.
+    pub(crate) models: bool,
     /// Requests that it may have under way, to the last byte of their answers.
     pub(crate) permits: Arc<Semaphore>,
     digest: [u8; 32],
@@ -100,7 +104,7 @@ pub enum KeysError {
         chars: usize,
     },
     /// What stands behind a key is nothing that is known.
-    #[error("line {line} of {}: behind a key may stand owner=NAME, priority and adapters, and nothing else", path.display())]
+    #[error("line {line} of {}: behind a key may stand owner=NAME, priority, adapters and models, and nothing else", path.display())]
     Option {
         /// The file.
         path: PathBuf,
@@ -134,7 +138,7 @@ impl Keys {
             known: Mutex::new(Arc::new([Key::new(
                 b"",
                 None,
-                Rights { urgent: true, adapters: true, ..rights },
+                Rights { urgent: true, adapters: true, models: true, ..rights },
             )])),
         };
         keys.reload()?;
@@ -168,6 +172,7 @@ impl Keys {
                     Some(name) if is_name(name) => owner = Some(name),
                     None if word == "priority" => rights.urgent = true,
                     None if word == "adapters" => rights.adapters = true,
+                    None if word == "models" => rights.models = true,
                     _ => return Err(KeysError::Option { path: path.clone(), line }),
                 }
             }
@@ -244,6 +249,7 @@ impl Key {
             tenant: None,
             urgent: rights.urgent,
             adapters: rights.adapters,
+            models: rights.models,
             label,
             permits: Arc::new(Semaphore::new(rights.requests_max)),
             digest,
@@ -263,7 +269,7 @@ mod tests {
 
     use super::*;
 
-    const RIGHTS: Rights = Rights { requests_max: 2, urgent: false, adapters: false };
+    const RIGHTS: Rights = Rights { requests_max: 2, urgent: false, adapters: false, models: false };
 
     #[test]
     fn owners_are_told_apart_where_there_are_several() {
@@ -330,8 +336,14 @@ mod tests {
         };
         check("# nothing\n", "holds no key");
         check("a-key-of-good-length\nsecret\n", "line 2");
-        check("a-secret-of-good-length with words\n", "owner=NAME, priority and adapters, and nothing else");
-        check("a-secret-with-an-owner owner=a/b\n", "owner=NAME, priority and adapters, and nothing else");
+        check(
+            "a-secret-of-good-length with words\n",
+            "owner=NAME, priority, adapters and models, and nothing else",
+        );
+        check(
+            "a-secret-with-an-owner owner=a/b\n",
+            "owner=NAME, priority, adapters and models, and nothing else",
+        );
         check("a-secret-with-an-\u{fc}mlaut\n", "no header can carry");
         fs::remove_file(&file).unwrap();
         assert!(matches!(keys.reload(), Err(KeysError::Read { .. })));

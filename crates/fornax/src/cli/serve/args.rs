@@ -64,8 +64,8 @@ pub(crate) struct Serve {
     /// Tokens of a request of this model, prompt and answer together; --context is for the others; may be repeated
     #[arg(long, value_name = "NAME=N", value_parser = model_context, help_heading = "Model")]
     pub(crate) model_context: Vec<(String, usize)>,
-    /// A smaller model with the same tokens drafts for a model (the first where none is named): answers are the same, and
-    /// often faster; may be repeated
+    /// A smaller model with the same tokens drafts for a model (the first where none is named): answers are the same,
+    /// and often faster; may be repeated
     #[arg(long, value_name = "[NAME=]MODEL", help_heading = "Model")]
     pub(crate) draft: Vec<String>,
     /// Load all models at the start; it fails where they do not fit beside each other
@@ -121,7 +121,8 @@ fn model_context(text: &str) -> Result<(String, usize), String> {
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
     /// Keys, one a line; every route but /ready then needs one. Behind a key may stand owner=NAME (keys of one owner
-    /// see each other's jobs), priority (its requests may go before others) and adapters (it may load and unload adapters)
+    /// see each other's jobs), priority (its requests may go before others), adapters (it may load and unload
+    /// adapters) and models (it may put models to sleep and wake them)
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Keys find each other's cached prefixes: faster where they send the same, and each can find out what others sent

@@ -275,9 +275,10 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
     });
     let left = left.or_else(|| {
         let DraftFlag { of, model } = drafts.first()?;
-        let of = of.map_or_else(|| "the first model has one already".to_owned(), |of| {
-            format!("no model is called {of:?}, or it has one already")
-        });
+        let of = of.map_or_else(
+            || "the first model has one already".to_owned(),
+            |of| format!("no model is called {of:?}, or it has one already"),
+        );
         Some(format!("--draft {model}: {of}"))
     });
     match left {
