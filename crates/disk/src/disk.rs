@@ -176,6 +176,7 @@ impl Tier for Disk {
             pages,
             bytes,
             bytes_max: self.shared.store.bytes_max(),
+            pages_waiting: self.shared.waiting().len() as u64,
             pages_written: counts.pages_written.load(Relaxed),
             bytes_written: counts.bytes_written.load(Relaxed),
             pages_read: counts.pages_read.load(Relaxed),

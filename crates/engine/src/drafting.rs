@@ -324,7 +324,8 @@ impl Guessing {
 /// behind it, or `forces` the next token, which nobody is asked about.
 pub(crate) fn goes_on(form: &mut Grammar, token: u32, forces: bool) -> Option<()> {
     form.accept(token).ok()?;
-    (!form.is_over() && !(forces && !form.forced().is_empty())).then_some(())
+    let ends = form.is_over() || forces && !form.forced().is_empty();
+    (!ends).then_some(())
 }
 
 /// How many tokens of a guess can be asked about one after the other under a form.

@@ -314,8 +314,9 @@ impl Engine {
             let waited = self.stats.waited.saturating_sub(waited_before);
             self.stats.busy += (self.clock)().saturating_sub(began).saturating_sub(waited);
         }
+        let goes_on = launched || self.scheduler.len() > 0 || self.keep_some();
         self.publish();
-        if launched || self.scheduler.len() > 0 || self.keep_some() { Turn::Worked } else { Turn::Idle }
+        if goes_on { Turn::Worked } else { Turn::Idle }
     }
 
     /// Begins to bring back pages for those who are seated next, and takes what has come.
@@ -343,7 +344,6 @@ impl Engine {
             wait = Duration::ZERO;
             self.put_back(fetched, &mut *tier);
         }
-        self.stats.tier = Some(tier.stats());
         self.tier = Some(tier);
     }
 
@@ -387,21 +387,24 @@ impl Engine {
         }
     }
 
-    /// Copies some pages while there is nothing else to do: they are then there after a crash, too. Whether there are
-    /// more.
+    /// Copies some pages while there is nothing else to do: they are then there after a crash, too. Whether there are more,
+    /// or some are still being written.
     fn keep_some(&mut self) -> bool {
-        let Some(tier) = self.tier.as_mut().filter(|_| self.scheduler.has_unkept()) else { return false };
-        if !tier.takes() {
-            let off = tier.stats().off.is_some();
-            if !off {
+        let Some(tier) = &mut self.tier else { return false };
+        let stats = tier.stats();
+        if stats.off.is_some() {
+            return false;
+        }
+        if !tier.takes() || !self.scheduler.has_unkept() {
+            let writes = stats.pages_waiting > 0;
+            if writes {
                 thread::sleep(PATIENCE);
             }
-            return !off;
+            return writes;
         }
         let unkept = self.scheduler.take_unkept(KEPT_AT_ONCE);
-        let some = !unkept.is_empty();
         keep(&mut *self.runner, &mut **tier, unkept);
-        some
+        true
     }
 
     /// Copies everything that is cached, before it goes with the engine.
@@ -905,6 +908,7 @@ impl Engine {
         if let Some(model) = &mut self.draft_model {
             model.retain(|id| self.scheduler.is_seated(id));
         }
+        self.stats.tier = self.tier.as_ref().map(|tier| tier.stats());
         let (running, _) = self.scheduler.counts();
         self.stats.running = running;
         self.stats.slots = self.runner.limits().slots;

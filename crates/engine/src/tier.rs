@@ -95,6 +95,8 @@ pub struct TierStats {
     pub bytes: u64,
     /// Bytes that they may take.
     pub bytes_max: u64,
+    /// Copies that wait to be written.
+    pub pages_waiting: u64,
     /// Copies written since the start.
     pub pages_written: u64,
     /// Bytes of them.

@@ -374,9 +374,8 @@ impl Tokenizer {
     /// The first id that stands for something else here than in `other`.
     pub fn differs(&self, other: &Tokenizer) -> Option<u32> {
         let ids = 0..u32::try_from(self.vocab_len().max(other.vocab_len())).unwrap_or(u32::MAX);
-        let same = |id| {
-            self.token_bytes(id) == other.token_bytes(id) && self.is_control(id) == other.is_control(id)
-        };
+        let same =
+            |id| self.token_bytes(id) == other.token_bytes(id) && self.is_control(id) == other.is_control(id);
         ids.into_iter().find(|&id| !same(id))
     }
 
