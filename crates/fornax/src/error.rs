@@ -20,6 +20,12 @@ pub enum Error {
     /// A file that cannot be quantised.
     #[error(transparent)]
     Quantize(#[from] crate::quantize::QuantizeError),
+    /// A model that cannot be converted.
+    #[error(transparent)]
+    Convert(#[from] crate::convert::ConvertError),
+    /// A file that cannot be made.
+    #[error(transparent)]
+    NewFile(#[from] crate::NewFileError),
     /// An adapter that cannot be loaded now.
     #[error(transparent)]
     Adapter(#[from] fornax_engine::AdapterRefusal),
@@ -250,6 +256,8 @@ impl Error {
             Error::Model(error) => model_code(error),
             Error::Text(error) => text_code(error),
             Error::Quantize(error) => quantize_code(error),
+            Error::Convert(_) => Code::ModelUnsupported,
+            Error::NewFile(error) => new_file_code(error),
             Error::Adapter(refusal) => adapter_code(refusal),
             Error::Compute(error) => compute_code(error),
             Error::KvDisk(_) | Error::NoKvDisk { .. } => Code::InvalidInput,
@@ -365,8 +373,18 @@ fn model_code(error: &fornax_model::Error) -> Code {
 fn quantize_code(error: &crate::quantize::QuantizeError) -> Code {
     use crate::quantize::QuantizeError as Fault;
     match error {
-        Fault::NotGguf { .. } | Fault::Requantized { .. } | Fault::Importance { .. } => Code::InvalidInput,
+        Fault::NotGguf { .. }
+        | Fault::Requantized { .. }
+        | Fault::Importance { .. }
+        | Fault::ShortText { .. }
+        | Fault::NeedsImportance { .. } => Code::InvalidInput,
         Fault::Unsupported { .. } => Code::ModelUnsupported,
+    }
+}
+
+fn new_file_code(error: &crate::NewFileError) -> Code {
+    use crate::NewFileError as Fault;
+    match error {
         Fault::DiskFull { .. } => Code::DiskFull,
         Fault::Write { reason, .. } => match reason.kind() {
             std::io::ErrorKind::StorageFull => Code::DiskFull,
@@ -391,7 +409,9 @@ fn text_code(error: &fornax_text::Error) -> Code {
     use fornax_text::Error as Fault;
     match error {
         Fault::Format(error) => format_code(error),
-        Fault::UnsupportedModel { .. } | Fault::UnknownPreTokenizer { .. } => Code::ModelUnsupported,
+        Fault::UnsupportedModel { .. } | Fault::UnknownPreTokenizer { .. } | Fault::Unexportable { .. } => {
+            Code::ModelUnsupported
+        }
         Fault::NoTokenizer => Code::ModelNotFound,
         // What the request brought: a template, a conversation, a stop string, a text.
         Fault::NoTemplate

@@ -31,13 +31,16 @@
 //! environment, or move work to a device that was not asked for.
 
 mod answer;
+pub mod convert;
 mod device;
 mod error;
 mod evaluator;
 mod fornax;
 pub mod hub;
+pub mod importance;
 mod kept;
 pub mod machine;
+mod new_file;
 mod open;
 mod private;
 pub mod quantize;
@@ -63,6 +66,7 @@ pub use fornax_engine::{Change, Plan, Remedy, of_length_one};
 pub use fornax_form::Form;
 pub use hub::catalog;
 pub use kept::KvDisk;
+pub use new_file::NewFileError;
 pub use open::{OpenOptions, Planned, QUANTS, Unloaded};
 pub use private::{Private, RingOptions};
 pub use request::{Completion, Finish, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use fornax_chat::READS_NO_IMAGES;
-use fornax_compute::cpu::{Activations, Simd};
+use fornax_compute::cpu::{Activations, Simd, Watch};
 use fornax_compute::{KvDType, Need, Pooling, Purpose};
 use fornax_engine::{Change, Plan, Remedy};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
@@ -69,6 +69,7 @@ impl OpenOptions {
                 private: None,
                 activations: Activations::Integer,
                 threads: None,
+                watch: None,
             },
             parallel: 1,
             logit_rows: LOGIT_ROWS,
@@ -167,6 +168,12 @@ impl OpenOptions {
     /// is slow: the specification of what a GPU computes, to compare it with.
     pub fn activations(mut self, activations: Activations) -> OpenOptions {
         self.setup.activations = activations;
+        self
+    }
+
+    /// Counts on the CPU what matrices are multiplied by.
+    pub(crate) fn watch(mut self, watch: Arc<Watch>) -> OpenOptions {
+        self.setup.watch = Some(watch);
         self
     }
 

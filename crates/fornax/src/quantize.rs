@@ -1,30 +1,27 @@
 //! GGUF files in other types, tensor by tensor as llama.cpp's own tool makes them: the same choice of types, the same
 //! blocks, the same order, so that the files are the same to the byte.
 
-use std::collections::HashMap;
-use std::fs::Permissions;
-use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
 use fornax_compute::cpu::dequantize;
 use fornax_compute::landing::quantize_row;
-use fornax_format::write::{ALIGNMENT, Planned, header};
+use fornax_format::write::{ALIGNMENT, Planned};
 use fornax_format::{DType, Gguf, Metadata, Value, View};
 
 use crate::Error;
-use crate::units::binary;
+use crate::importance::Importance;
+use crate::new_file::{NewFile, types_of};
 
 /// What a file's matrices become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
     name: &'static str,
-    usual: DType,
+    pub(crate) usual: DType,
     size: Size,
     /// What the file says of itself in `general.file_type`.
-    file_type: u32,
+    pub(crate) file_type: u32,
 }
 
 /// How many tensors of a mix are in better types than the usual one.
@@ -34,6 +31,7 @@ enum Size {
     Plain,
     Small,
     Medium,
+    Large,
 }
 
 const fn mix(name: &'static str, usual: DType, size: Size, file_type: u32) -> Mix {
@@ -41,7 +39,7 @@ const fn mix(name: &'static str, usual: DType, size: Size, file_type: u32) -> Mi
 }
 
 /// Every mix, by the names and numbers that llama.cpp gives them.
-const MIXES: [Mix; 13] = [
+const MIXES: [Mix; 23] = [
     mix("F32", DType::F32, Size::Plain, 0),
     mix("F16", DType::F16, Size::Plain, 1),
     mix("BF16", DType::BF16, Size::Plain, 32),
@@ -55,12 +53,23 @@ const MIXES: [Mix; 13] = [
     mix("Q4_K_S", DType::Q4_K, Size::Small, 14),
     mix("Q4_1", DType::Q4_1, Size::Plain, 3),
     mix("Q4_0", DType::Q4_0, Size::Plain, 2),
+    mix("IQ4_NL", DType::IQ4_NL, Size::Plain, 25),
+    mix("IQ4_XS", DType::IQ4_XS, Size::Plain, 30),
+    mix("Q3_K_L", DType::Q3_K, Size::Large, 13),
+    mix("Q3_K_M", DType::Q3_K, Size::Medium, 12),
+    mix("Q3_K_S", DType::Q3_K, Size::Small, 11),
+    mix("Q2_K", DType::Q2_K, Size::Medium, 10),
+    mix("Q2_K_S", DType::Q2_K, Size::Small, 21),
+    mix("TQ2_0", DType::TQ2_0, Size::Plain, 37),
+    mix("TQ1_0", DType::TQ1_0, Size::Plain, 36),
+    mix("MXFP4_MOE", DType::MXFP4, Size::Plain, 38),
 ];
 
 impl Mix {
-    /// By its name; `Q4_K` and `Q5_K` mean the medium ones.
+    /// By its name; `Q3_K`, `Q4_K` and `Q5_K` mean the medium ones.
     pub fn named(name: &str) -> Option<Mix> {
         let name = match name.to_ascii_uppercase().as_str() {
+            "Q3_K" => "Q3_K_M".to_owned(),
             "Q4_K" => "Q4_K_M".to_owned(),
             "Q5_K" => "Q5_K_M".to_owned(),
             other => other.to_owned(),
@@ -109,6 +118,20 @@ pub enum QuantizeError {
         /// Its type.
         dtype: DType,
     },
+    /// A text that fills no chunk.
+    #[error("{tokens} tokens fill no chunk of {chunk}; give more text, or smaller chunks (--context)")]
+    ShortText {
+        /// Its tokens.
+        tokens: usize,
+        /// Tokens of a chunk.
+        chunk: usize,
+    },
+    /// A type that comes out of no use without an importance matrix.
+    #[error("{mix} needs an importance matrix (--importance): without one it is of no use")]
+    NeedsImportance {
+        /// The mix.
+        mix: &'static str,
+    },
     /// An importance matrix that is not of this model.
     #[error("the importance matrix has {got} values for {tensor}, wanted {wanted}")]
     Importance {
@@ -119,75 +142,6 @@ pub enum QuantizeError {
         /// How many columns there are, of all experts.
         wanted: usize,
     },
-    /// The disk has no room for it.
-    #[error("{} needs {}, and its disk has {} left", path.display(), binary(*.needed), binary(*.free))]
-    DiskFull {
-        /// The file that was to be made.
-        path: PathBuf,
-        /// Its size.
-        needed: u64,
-        /// What is left.
-        free: u64,
-    },
-    /// It cannot be written.
-    #[error("cannot write {}: {reason}", path.display())]
-    Write {
-        /// The file that was to be made.
-        path: PathBuf,
-        /// Why.
-        reason: io::Error,
-    },
-}
-
-/// How much each column of each matrix counts: the mean squares of what was multiplied by it.
-#[derive(Debug, Default)]
-pub struct Importance {
-    /// By tensor; of matrices of several experts one after the other.
-    columns: HashMap<String, Vec<f32>>,
-}
-
-impl Importance {
-    /// Reads a matrix as llama.cpp's tool writes it into a GGUF file.
-    pub fn open(path: &Path) -> Result<Importance, Error> {
-        let gguf = Gguf::open(path)?;
-        let mut columns = HashMap::new();
-        for sums in gguf.tensors() {
-            let Some(tensor) = sums.name.strip_suffix(".in_sum2") else { continue };
-            let counts = gguf.tensor(&format!("{tensor}.counts"));
-            let counts = counts.ok_or_else(|| {
-                unsupported(format!("{}: {tensor}.counts is missing, so it", path.display()))
-            })?;
-            let (sums, counts) = (floats(&sums)?, floats(&counts)?);
-            if counts.is_empty() || !sums.len().is_multiple_of(counts.len()) {
-                return Err(unsupported(format!("{}: the counts of {tensor}", path.display())));
-            }
-            let each = sums.len() / counts.len();
-            let mean = |(at, sum): (usize, &f32)| match counts[at / each] {
-                // An expert that nothing went to: all columns count alike.
-                count if count <= 0.0 => 1.0,
-                count => sum / count,
-            };
-            columns.insert(tensor.to_owned(), sums.iter().enumerate().map(mean).collect());
-        }
-        if columns.is_empty() {
-            return Err(unsupported(format!(
-                "{} holds no importance matrix, with which a file",
-                path.display()
-            )));
-        }
-        Ok(Importance { columns })
-    }
-
-    /// The columns of a tensor, of which there are so many.
-    fn of(&self, tensor: &str, wanted: usize) -> Result<Option<&[f32]>, Error> {
-        match self.columns.get(tensor) {
-            Some(columns) if columns.len() != wanted => {
-                let (tensor, got) = (tensor.to_owned(), columns.len());
-                Err(QuantizeError::Importance { tensor, got, wanted }.into())
-            }
-            columns => Ok(columns.map(Vec::as_slice)),
-        }
-    }
 }
 
 /// What a file is to become.
@@ -232,69 +186,25 @@ pub fn quantize(
     let model = Model::of(gguf.metadata(), &views)?;
     let planned = plan(&views, &model, quantizing)?;
     let pairs = metadata(gguf.metadata(), quantizing.mix)?;
-    let header = header(pairs.iter().map(|(key, value)| (&**key, value)), &planned)?;
-    let mut total = header.len() as u64;
-    for tensor in &planned {
-        total += tensor.padded_bytes()? as u64;
-    }
-    let wrong = |reason: io::Error| Error::from(QuantizeError::Write { path: out.to_owned(), reason });
-    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    check_room(folder, out, total)?;
-    if out.exists() {
-        return Err(wrong(io::ErrorKind::AlreadyExists.into()));
-    }
-    // Gone with its contents where something fails; without a name until it is whole.
-    let file = tempfile::Builder::new()
-        .prefix(".fornax-")
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder)
-        .map_err(wrong)?;
-    let mut to = BufWriter::with_capacity(1 << 20, file);
-    to.write_all(&header).map_err(wrong)?;
-    let mut written = header.len() as u64;
+    let mut file = NewFile::create(out, &pairs, &planned, progress)?;
     for (view, tensor) in views.iter().zip(&planned) {
-        let pad = tensor.padded_bytes()? - tensor.bytes()?;
         if view.dtype == tensor.dtype {
-            for part in view.bytes.chunks(SLAB_BYTES) {
-                to.write_all(part).map_err(wrong)?;
-                written += part.len() as u64;
-                report(progress, written, total).map_err(wrong)?;
-            }
+            view.bytes.chunks(SLAB_BYTES).try_for_each(|part| file.write(part))?;
         } else {
             let matrix = Matrix::of(view, tensor.dtype, quantizing)?;
             for first in (0..matrix.rows).step_by(matrix.rows_at_once()) {
-                let bytes = matrix.quantized(first, quantizing.threads)?;
-                to.write_all(&bytes).map_err(wrong)?;
-                written += bytes.len() as u64;
-                report(progress, written, total).map_err(wrong)?;
+                file.write(&matrix.quantized(first, quantizing.threads)?)?;
             }
         }
         view.release();
-        to.write_all(&[0; ALIGNMENT][..pad]).map_err(wrong)?;
-        written += pad as u64;
+        file.end(tensor)?;
     }
-    let file = to.into_inner().map_err(|error| wrong(error.into_error()))?;
-    file.as_file().sync_all().map_err(wrong)?;
-    file.persist_noclobber(out).map_err(|error| wrong(error.error))?;
-    let mut types: Vec<(DType, usize)> = Vec::new();
-    for tensor in &planned {
-        match types.iter_mut().find(|(dtype, _)| *dtype == tensor.dtype) {
-            Some((_, count)) => *count += 1,
-            None => types.push((tensor.dtype, 1)),
-        }
-    }
-    Ok(Quantized { bytes: total, bytes_before: gguf.file_bytes(), types })
+    let bytes = file.finish()?;
+    Ok(Quantized { bytes, bytes_before: gguf.file_bytes(), types: types_of(&planned) })
 }
 
 /// Bytes that are made or copied at once.
 const SLAB_BYTES: usize = 64 << 20;
-
-fn report(progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>, done: u64, total: u64) -> io::Result<()> {
-    match progress(done, total) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(io::ErrorKind::Interrupted.into()),
-    }
-}
 
 /// A matrix on its way into another type.
 struct Matrix<'a> {
@@ -370,6 +280,8 @@ struct Model {
     layers: usize,
     experts: u64,
     is_falcon: bool,
+    /// Whether four query heads or more share the same values.
+    shares_four: bool,
     /// Whether eight query heads share the same values in a model of 80 layers: its values are small and get better types.
     shares_values: bool,
     is_tied: bool,
@@ -389,6 +301,7 @@ impl Model {
             layers,
             experts: own("expert_count")?.unwrap_or(0),
             is_falcon: architecture == "falcon",
+            shares_four: heads.is_some_and(|heads| heads >= 4 * heads_kv.unwrap_or(heads).max(1)),
             shares_values: layers == 80
                 && match architecture {
                     "llama" => heads != heads_kv,
@@ -474,6 +387,10 @@ fn is_quantized(view: &View<'_>) -> bool {
 fn plan(views: &[View<'_>], model: &Model, quantizing: &Quantizing) -> Result<Vec<Planned>, Error> {
     let mut chooser = Chooser { model, quantizing, values: 0, downs: 0 };
     let mut planned = Vec::with_capacity(views.len());
+    let mix = quantizing.mix;
+    if (mix.usual, mix.size) == (DType::Q2_K, Size::Small) && quantizing.importance.is_none() {
+        return Err(QuantizeError::NeedsImportance { mix: mix.name }.into());
+    }
     for view in views {
         let dtype = if is_quantized(view) { chooser.choose(view) } else { view.dtype };
         let floats = matches!(view.dtype, DType::F32 | DType::F16 | DType::BF16);
@@ -508,6 +425,8 @@ impl Chooser<'_> {
             return chosen;
         }
         let smaller = match chosen {
+            DType::IQ4_XS => DType::IQ4_NL,
+            DType::Q2_K | DType::Q3_K | DType::TQ1_0 | DType::TQ2_0 => DType::Q4_0,
             DType::Q4_K => DType::Q5_0,
             DType::Q5_K => DType::Q5_1,
             DType::Q6_K => DType::Q8_0,
@@ -522,25 +441,55 @@ impl Chooser<'_> {
         let model = self.model;
         let eight = model.experts == 8;
         let is_k4 = usual == DType::Q4_K;
-        let medium = size == Size::Medium;
+        let (is_k2, is_k3) = (usual == DType::Q2_K, usual == DType::Q3_K);
+        let uneven = matches!(usual, DType::IQ4_NL | DType::IQ4_XS);
+        // Of the others the middle sizes keep some matrices in Q6_K.
+        let medium = size == Size::Medium && matches!(usual, DType::Q4_K | DType::Q5_K);
+        let middle = size == Size::Medium;
         match Kind::of(view.name) {
             Kind::Output => self.head(columns),
             Kind::Embedding if model.is_tied => self.head(columns),
+            _ if usual == DType::MXFP4 => match view.shape[..] {
+                [experts, _, _] if experts > 1 => usual,
+                _ => DType::Q8_0,
+            },
+            Kind::Embedding if matches!(usual, DType::TQ1_0 | DType::TQ2_0) => DType::Q4_K,
             Kind::Values => {
                 let at = self.values;
                 self.values += 1;
                 let mut chosen = match () {
+                    () if is_k2 && model.shares_four => DType::Q4_K,
+                    () if is_k2 && middle => DType::Q3_K,
+                    () if is_k3 && middle && at < 2 => DType::Q5_K,
+                    () if is_k3 && middle => DType::Q4_K,
+                    () if is_k3 && size == Size::Large => DType::Q5_K,
+                    () if uneven && model.shares_four => DType::Q5_K,
                     () if medium && more_bits(at, model.value_count) => DType::Q6_K,
                     () if is_k4 && size == Size::Small && at < 4 => DType::Q5_K,
                     () => usual,
                 };
-                if model.shares_values && chosen == DType::Q4_K {
+                if model.shares_values && matches!(chosen, DType::Q3_K | DType::Q4_K) {
                     chosen = DType::Q5_K;
                 }
                 if eight { DType::Q8_0 } else { chosen }
             }
             Kind::Keys if eight => DType::Q8_0,
-            Kind::AttentionOutput if eight && is_k4 && !model.is_falcon => DType::Q5_K,
+            Kind::AttentionOutput if model.is_falcon => match size {
+                Size::Large => DType::Q4_K,
+                _ => usual,
+            },
+            Kind::AttentionOutput if eight => match (usual, size) {
+                (DType::Q4_K | DType::IQ4_NL | DType::IQ4_XS, _)
+                | (DType::Q2_K, Size::Medium)
+                | (DType::Q3_K, Size::Small | Size::Medium) => DType::Q5_K,
+                _ => usual,
+            },
+            Kind::AttentionOutput => match (usual, size) {
+                (DType::Q2_K, Size::Medium) => DType::Q3_K,
+                (DType::Q3_K, Size::Medium) => DType::Q4_K,
+                (DType::Q3_K, Size::Large) => DType::Q5_K,
+                _ => usual,
+            },
             Kind::FfnDown => {
                 // Experts of one layer may be several tensors, so there the name tells.
                 let at = match model.experts > 1 {
@@ -550,6 +499,16 @@ impl Chooser<'_> {
                 self.downs += 1;
                 let more = more_bits(at, model.layers);
                 match () {
+                    () if is_k2 && middle => DType::Q3_K,
+                    () if is_k2 && at < model.layers / 8 => DType::Q4_K,
+                    () if is_k3 && middle && at < model.layers / 16 => DType::Q5_K,
+                    () if is_k3 && middle && model.is_falcon && !more => DType::Q3_K,
+                    () if is_k3 && middle => DType::Q4_K,
+                    () if is_k3 && size == Size::Large && model.is_falcon => DType::Q4_K,
+                    () if is_k3 && size == Size::Large => DType::Q5_K,
+                    () if uneven && self.quantizing.importance.is_none() && at < model.layers / 8 => {
+                        DType::Q5_K
+                    }
                     () if is_k4 && medium && model.is_falcon => match () {
                         () if at < model.layers / 16 => DType::Q6_K,
                         () if more => DType::Q5_K,
@@ -576,7 +535,7 @@ impl Chooser<'_> {
         let usual = self.quantizing.mix.usual;
         match () {
             () if self.model.is_falcon || !columns.is_multiple_of(usual.block_values()) => DType::Q8_0,
-            () if usual == DType::Q8_0 => DType::Q8_0,
+            () if matches!(usual, DType::Q8_0 | DType::MXFP4) => DType::Q8_0,
             () => DType::Q6_K,
         }
     }
@@ -603,23 +562,6 @@ fn metadata(metadata: &Metadata, mix: Mix) -> Result<Vec<(String, Value)>, Error
     Ok(pairs)
 }
 
-fn floats(view: &View<'_>) -> Result<Vec<f32>, Error> {
-    let mut values = vec![0.0; view.values()];
-    dequantize(view.dtype, view.bytes, &mut values)
-        .ok_or_else(|| unsupported(format!("tensor {} of {}", view.name, view.dtype)))?;
-    Ok(values)
-}
-
-fn check_room(folder: &Path, out: &Path, needed: u64) -> Result<(), Error> {
-    // A system that does not say is believed to have room.
-    let Ok(room) = rustix::fs::statvfs(folder) else { return Ok(()) };
-    let free = room.f_bavail.saturating_mul(room.f_frsize);
-    match free < needed {
-        true => Err(QuantizeError::DiskFull { path: out.to_owned(), needed, free }.into()),
-        false => Ok(()),
-    }
-}
-
-fn unsupported(what: String) -> Error {
+pub(crate) fn unsupported(what: String) -> Error {
     QuantizeError::Unsupported { what }.into()
 }

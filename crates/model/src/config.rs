@@ -119,26 +119,26 @@ pub struct LayerInputs {
 }
 
 /// Values under one key in each container.
-mod key {
+pub(crate) mod key {
     use crate::source::Key;
 
     const fn key(gguf: &'static str, hugging_face: &'static str) -> Key {
         Key { gguf, hugging_face }
     }
 
-    pub(super) const HIDDEN: Key = key("embedding_length", "hidden_size");
-    pub(super) const CONTEXT: Key = key("context_length", "max_position_embeddings");
-    pub(super) const RMS_NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
-    pub(super) const LAYER_NORM_EPS: Key = key("attention.layer_norm_epsilon", "layer_norm_eps");
-    pub(super) const ATTENTION_SCALE: Key = key("attention.scale", "attention_multiplier");
-    pub(super) const EMBEDDING_SCALE: Key = key("embedding_scale", "embedding_multiplier");
-    pub(super) const RESIDUAL_SCALE: Key = key("residual_scale", "residual_multiplier");
-    pub(super) const LOGITS_SCALING: Key = key("logit_scale", "logits_scaling");
-    pub(super) const LOGIT_SCALE: Key = key("logit_scale", "logit_scale");
-    pub(super) const LAYER_INPUT: Key =
+    pub(crate) const HIDDEN: Key = key("embedding_length", "hidden_size");
+    pub(crate) const CONTEXT: Key = key("context_length", "max_position_embeddings");
+    pub(crate) const RMS_NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
+    pub(crate) const LAYER_NORM_EPS: Key = key("attention.layer_norm_epsilon", "layer_norm_eps");
+    pub(crate) const ATTENTION_SCALE: Key = key("attention.scale", "attention_multiplier");
+    pub(crate) const EMBEDDING_SCALE: Key = key("embedding_scale", "embedding_multiplier");
+    pub(crate) const RESIDUAL_SCALE: Key = key("residual_scale", "residual_multiplier");
+    pub(crate) const LOGITS_SCALING: Key = key("logit_scale", "logits_scaling");
+    pub(crate) const LOGIT_SCALE: Key = key("logit_scale", "logit_scale");
+    pub(crate) const LAYER_INPUT: Key =
         key("embedding_length_per_layer_input", "hidden_size_per_layer_input");
-    pub(super) const ATTENTION_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
-    pub(super) const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
+    pub(crate) const ATTENTION_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
+    pub(crate) const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
 }
 
 impl Config {

@@ -204,43 +204,43 @@ pub(crate) const HEADS: Key = Key { gguf: "attention.head_count", hugging_face: 
 pub(crate) const HEADS_KV: Key = Key { gguf: "attention.head_count_kv", hugging_face: "num_key_value_heads" };
 
 /// Values under one key in each container.
-mod key {
+pub(crate) mod key {
     use crate::source::Key;
 
     const fn key(gguf: &'static str, hugging_face: &'static str) -> Key {
         Key { gguf, hugging_face }
     }
 
-    pub(super) const LAYERS: Key = key("block_count", "num_hidden_layers");
-    pub(super) const LAYERS_AHEAD: Key = key("nextn_predict_layers", "num_nextn_predict_layers");
-    pub(super) const FFN: Key = super::FFN;
-    pub(super) const EXPERTS: Key = super::EXPERTS;
+    pub(crate) const LAYERS: Key = key("block_count", "num_hidden_layers");
+    pub(crate) const LAYERS_AHEAD: Key = key("nextn_predict_layers", "num_nextn_predict_layers");
+    pub(crate) const FFN: Key = super::FFN;
+    pub(crate) const EXPERTS: Key = super::EXPERTS;
     /// What older files call it.
-    pub(super) const NUM_EXPERTS: Key = key("expert_count", "num_experts");
-    pub(super) const EXPERTS_CHOSEN: Key = key("expert_used_count", "num_experts_per_tok");
-    pub(super) const EXPERT_FFN: Key = key("expert_feed_forward_length", "moe_intermediate_size");
-    pub(super) const SHARED_FFN: Key =
+    pub(crate) const NUM_EXPERTS: Key = key("expert_count", "num_experts");
+    pub(crate) const EXPERTS_CHOSEN: Key = key("expert_used_count", "num_experts_per_tok");
+    pub(crate) const EXPERT_FFN: Key = key("expert_feed_forward_length", "moe_intermediate_size");
+    pub(crate) const SHARED_FFN: Key =
         key("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
     /// How many experts wide it is where its own width is not there.
-    pub(super) const SHARED_COUNT: Key = key("expert_shared_count", "n_shared_experts");
+    pub(crate) const SHARED_COUNT: Key = key("expert_shared_count", "n_shared_experts");
     /// Layers before the first that has experts.
-    pub(super) const FIRST_DENSE: Key = key("leading_dense_block_count", "first_k_dense_replace");
+    pub(crate) const FIRST_DENSE: Key = key("leading_dense_block_count", "first_k_dense_replace");
     /// Every n-th layer has experts: n.
-    pub(super) const SPARSE_STEP: Key = key("interleave_moe_layer_step", "decoder_sparse_step");
-    pub(super) const GROUPS: Key = key("expert_group_count", "n_group");
-    pub(super) const GROUPS_CHOSEN: Key = key("expert_group_used_count", "topk_group");
-    pub(super) const ROUTED_SCALE: Key = key("expert_weights_scale", "routed_scaling_factor");
-    pub(super) const NARROW: Key = key("moe_latent_size", "moe_latent_size");
-    pub(super) const SUM_MIN: Key = key("", "moe_norm_min");
-    pub(super) const HEADS: Key = super::HEADS;
-    pub(super) const HEADS_KV: Key = super::HEADS_KV;
-    pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
+    pub(crate) const SPARSE_STEP: Key = key("interleave_moe_layer_step", "decoder_sparse_step");
+    pub(crate) const GROUPS: Key = key("expert_group_count", "n_group");
+    pub(crate) const GROUPS_CHOSEN: Key = key("expert_group_used_count", "topk_group");
+    pub(crate) const ROUTED_SCALE: Key = key("expert_weights_scale", "routed_scaling_factor");
+    pub(crate) const NARROW: Key = key("moe_latent_size", "moe_latent_size");
+    pub(crate) const SUM_MIN: Key = key("", "moe_norm_min");
+    pub(crate) const HEADS: Key = super::HEADS;
+    pub(crate) const HEADS_KV: Key = super::HEADS_KV;
+    pub(crate) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
     /// Of layers with a window, where those have heads of their own; GGUF has the others' under the common key.
-    pub(super) const WINDOW_HEAD_DIM: Key = key("attention.key_length_swa", "");
+    pub(crate) const WINDOW_HEAD_DIM: Key = key("attention.key_length_swa", "");
     /// Layers at the end that read the keys of earlier ones.
-    pub(super) const SHARING_KEYS: Key = key("attention.shared_kv_layers", "num_kv_shared_layers");
-    pub(super) const WINDOW: Key = key("attention.sliding_window", "sliding_window");
-    pub(super) const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", "sliding_window_pattern");
+    pub(crate) const SHARING_KEYS: Key = key("attention.shared_kv_layers", "num_kv_shared_layers");
+    pub(crate) const WINDOW: Key = key("attention.sliding_window", "sliding_window");
+    pub(crate) const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", "sliding_window_pattern");
 }
 
 /// All layers, whose windows and heads are known. `windows_rotate` tells whether layers with a window have rotary positions of

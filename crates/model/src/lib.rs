@@ -18,6 +18,7 @@ mod delta;
 mod encoder;
 mod error;
 mod experts;
+mod export;
 mod facts;
 mod join;
 mod latent;
@@ -44,6 +45,7 @@ use crate::loader::Loader;
 pub use adapter::{Adapter, AdapterFault};
 pub use config::{AdapterRoom, Config, LayerInputs, Scales, ScanScales};
 pub use error::Error;
+pub use export::{Export, Exported, Pairs, export, exportable};
 pub use facts::{
     AttentionScale, BiasRule, EmbeddingScale, Facts, FirstPosition, Floor, LogitScale, ParallelRule, QkRows,
     Recurrent, RotaryRule, ScanLayers, ShareRule, SoftCaps, TemperatureRule, WindowRule,

@@ -383,7 +383,12 @@ impl<'a, M: Memory> Loader<'a, M> {
     }
 
     /// A tensor, or an expert's share of it.
-    fn one(&self, wanted: Tensor, layer: usize, expert: Option<usize>) -> Result<Stored<'a>, Error> {
+    pub(crate) fn one(
+        &self,
+        wanted: Tensor,
+        layer: usize,
+        expert: Option<usize>,
+    ) -> Result<Stored<'a>, Error> {
         let facts = &self.config.facts;
         let absent = || Error::MissingTensor { tensor: format!("{wanted:?}") };
         let row = facts.row(wanted).ok_or_else(absent)?;
@@ -540,16 +545,16 @@ impl<'a, M: Memory> Loader<'a, M> {
 }
 
 /// A tensor on its way into memory.
-struct Stored<'a> {
-    row: &'static Name,
-    part: Part<'a>,
+pub(crate) struct Stored<'a> {
+    pub(crate) row: &'static Name,
+    pub(crate) part: Part<'a>,
     /// What memory is handed in its place.
     relaid: Option<Relaid>,
     stored_bytes: u64,
 }
 
 /// What memory is handed.
-fn parts<'s>(stored: &'s [Stored<'_>]) -> Result<Vec<Part<'s>>, Error> {
+pub(crate) fn parts<'s>(stored: &'s [Stored<'_>]) -> Result<Vec<Part<'s>>, Error> {
     let part = |stored: &'s Stored<'_>| -> Result<Part<'s>, Error> {
         let view = &stored.part.view;
         Ok(match &stored.relaid {
@@ -566,7 +571,7 @@ fn parts<'s>(stored: &'s [Stored<'_>]) -> Result<Vec<Part<'s>>, Error> {
 }
 
 /// The values of a stored vector.
-fn numbers(part: &Part<'_>) -> Result<Vec<f32>, Error> {
+pub(crate) fn numbers(part: &Part<'_>) -> Result<Vec<f32>, Error> {
     let view = &part.view;
     let row = View::new(view.name, view.dtype, vec![1, view.values()], view.bytes)?;
     let mut numbers = Vec::new();
@@ -623,12 +628,12 @@ fn are_keys_and_values(checkpoint: &Checkpoint, name: &str) -> bool {
 const EXPERT: &str = "{}";
 
 /// What stands behind the name of a matrix of experts that is stored in blocks of four bits.
-const BLOCKS: &str = "_blocks";
+pub(crate) const BLOCKS: &str = "_blocks";
 const SCALES: &str = "_scales";
 
 /// A tensor that must be there.
-struct Expected {
-    name: String,
+pub(crate) struct Expected {
+    pub(crate) name: String,
     shape: Vec<usize>,
     /// What of it the weight is.
     share: Share,
@@ -666,7 +671,7 @@ fn is_without_ones(row: &Name, got: &[usize], wanted: &[usize]) -> bool {
 }
 
 /// The tensors of a weight: one, or one for each expert, or blocks and scales.
-fn expected(
+pub(crate) fn expected(
     checkpoint: &Checkpoint,
     config: &Config,
     (row, layer): (&Name, usize),
@@ -796,7 +801,7 @@ pub(crate) fn stored_name(
     found(name.clone()).or_else(apart).or(Some(name))
 }
 
-fn tensor_names(checkpoint: &Checkpoint) -> Vec<&str> {
+pub(crate) fn tensor_names(checkpoint: &Checkpoint) -> Vec<&str> {
     match checkpoint {
         Checkpoint::Gguf(gguf) => gguf.tensors().map(|view| view.name).collect(),
         Checkpoint::HuggingFace(model) => model.weights().tensors().map(|view| view.name).collect(),

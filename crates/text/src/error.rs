@@ -70,6 +70,20 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// `tokenizer.model` cannot be used.
+    #[error("{}: {reason}", path.display())]
+    TokenizerModel {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tokenizer that GGUF cannot describe.
+    #[error("{what} cannot be written into a GGUF file")]
+    Unexportable {
+        /// What about it.
+        what: String,
+    },
     /// The encoder of a `tokenizer.json` refused a text.
     #[error("cannot encode the text: {reason}")]
     Encode {

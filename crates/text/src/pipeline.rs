@@ -211,6 +211,21 @@ impl Pipeline {
             .map_err(|reason| Error::Encode { reason })
     }
 
+    /// The words that a text is cut into before any of them is merged.
+    pub(crate) fn words<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, Error> {
+        let cut = || -> tokenizers::Result<Vec<&'t str>> {
+            let mut pieces = PreTokenizedString::from(text);
+            if let Some(pre_tokenizer) = self.tokenizer.get_pre_tokenizer() {
+                pre_tokenizer.pre_tokenize(&mut pieces)?;
+            }
+            let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+            Ok(splits.into_iter().filter_map(|(_, range, _)| text.get(range.0..range.1)).collect())
+        };
+        unpanicked(|| cut().map_err(|error| error.to_string()))
+            .unwrap_or_else(Err)
+            .map_err(|reason| Error::Encode { reason })
+    }
+
     fn run(&self, text: &str, trust: Trust<'_>, out: &mut Vec<u32>) -> tokenizers::Result<()> {
         let mut pieces = PreTokenizedString::from(text);
         pieces.split(|_, piece| Ok(cut(&self.raw, &piece, |range| trust.covers(range))))?;

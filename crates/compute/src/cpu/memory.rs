@@ -315,6 +315,8 @@ pub struct Weight {
     pub(super) columns: usize,
     parts: Vec<WeightPart>,
     block: Block,
+    /// The tensors it is stacked of, each once, where somebody counts what they are multiplied by; else none.
+    pub(super) names: Vec<Box<str>>,
 }
 
 /// A weight as threads share it.
@@ -386,7 +388,16 @@ impl Weight {
             columns = shape.columns;
             offset += shape.bytes;
         }
-        Ok(Weight { rows, columns, parts: placed, block })
+        Ok(Weight { rows, columns, parts: placed, block, names: Vec::new() })
+    }
+
+    /// Remembers the names of the tensors that it is stacked of.
+    pub(super) fn named(&mut self, parts: &[Part<'_>]) {
+        for part in parts {
+            if !self.names.iter().any(|name| **name == *part.view.name) {
+                self.names.push(part.view.name.into());
+            }
+        }
     }
 
     /// Whether it is `count` matrices of the same rows, stacked part by part.

@@ -26,6 +26,7 @@ mod recurrence;
 mod ring;
 mod rope;
 mod step;
+mod watch;
 pub(crate) mod widest;
 
 use std::cell::RefCell;
@@ -36,6 +37,7 @@ pub use memory::{Buf, CpuSizes, Kv, Weight, dequantize, expand_rows};
 pub use quant::{Run, Runs, Simd};
 pub use ring::{CpuRing, CpuRingOptions, RingMatrix};
 pub use step::Step;
+pub use watch::{Seen, Watch};
 
 use disjoint::{Disjoint, for_each_row};
 use matmul::{HeadShares, Multiplier};
@@ -95,6 +97,8 @@ pub struct CpuOptions {
     pub slots: usize,
     /// Steps that may be begun while another one is unfinished.
     pub depth: usize,
+    /// Where inputs of products are counted, if they are.
+    pub watch: Option<Arc<Watch>>,
 }
 
 impl Default for CpuOptions {
@@ -109,6 +113,7 @@ impl Default for CpuOptions {
             tokens_max: 512,
             slots: 16,
             depth: 1,
+            watch: None,
         }
     }
 }
@@ -216,7 +221,12 @@ impl Memory for Cpu {
     type Kv = Kv;
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        land(parts, Content::Values, |parts| Weight::new(&self.ledger, &self.sizes, &self.pool, parts))
+        let mut weight =
+            land(parts, Content::Values, |parts| Weight::new(&self.ledger, &self.sizes, &self.pool, parts))?;
+        if self.options.watch.is_some() {
+            weight.named(parts);
+        }
+        Ok(weight)
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
@@ -361,6 +371,9 @@ impl Backend for Cpu {
         let scratch = &mut *self.scratch.borrow_mut();
         let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
         let (x, out) = (&x.values()[..count * weight.columns], &mut out.values_mut()[..count * weight.rows]);
+        if let Some(watch) = &self.options.watch {
+            watch.see(&weight.names, (0, 1), weight.columns, x);
+        }
         multiplier.multiply(weight.matrix(), x, out);
         Ok(())
     }
@@ -869,6 +882,9 @@ impl Backend for Cpu {
                     rows.start * matrix.rows..rows.end * matrix.rows,
                 );
                 let out = &mut out[out_rows];
+                if let Some(watch) = &self.options.watch {
+                    watch.see(&weight.names, (expert, experts.count), matrix.columns, &x[x_rows.clone()]);
+                }
                 multiplier.multiply(matrix, &x[x_rows], out);
                 if let Some(bias) = bias {
                     let bias = &bias.row(0)[expert * matrix.rows..][..matrix.rows];

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use super::quantize_q8_0;
 
 /// Types that [`quantize_row`] writes.
-pub const WRITTEN: [DType; 11] = [
+pub const WRITTEN: [DType; 18] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -22,12 +22,19 @@ pub const WRITTEN: [DType; 11] = [
     DType::Q4_K,
     DType::Q5_K,
     DType::Q6_K,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::IQ4_NL,
+    DType::IQ4_XS,
+    DType::TQ1_0,
+    DType::TQ2_0,
+    DType::MXFP4,
 ];
 
 /// A magnitude below which a group is zero.
 const NOTHING: f32 = 1e-15;
 
-/// Writes one row. `importance` says how much each column counts; floats and Q8_0 have no use for it.
+/// Writes one row. `importance` says how much each column counts; floats, Q8_0, ternary types and MXFP4 have no use for it.
 ///
 /// Panics where the type is none of [`WRITTEN`], the row does not fill its blocks, or lengths differ.
 pub fn quantize_row(dtype: DType, values: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
@@ -63,6 +70,21 @@ pub fn quantize_row(dtype: DType, values: &[f32], importance: Option<&[f32]>, ou
             super_blocks::<176>(values, importance, out, |block, weights, out| min_k(block, 31, weights, out))
         }
         DType::Q6_K => super_blocks::<210>(values, importance, out, q6_k),
+        DType::Q2_K => super_blocks::<84>(values, importance, out, q2_k),
+        DType::Q3_K => super_blocks::<110>(values, importance, out, q3_k),
+        DType::IQ4_XS => super_blocks::<136>(values, importance, out, iq4_xs),
+        DType::IQ4_NL => {
+            let blocks = values.as_chunks::<32>().0.iter().zip(out.as_chunks_mut().0);
+            for (index, (block, out)) in blocks.enumerate() {
+                iq4_nl(block, importance.map(|importance| &importance[32 * index..][..32]), out);
+            }
+        }
+        DType::TQ1_0 => super_blocks::<54>(values, None, out, |block, _, out| tq1_0(block, out)),
+        DType::TQ2_0 => super_blocks::<66>(values, None, out, |block, _, out| tq2_0(block, out)),
+        DType::MXFP4 => {
+            let blocks = values.as_chunks::<32>().0.iter().zip(out.as_chunks_mut().0);
+            blocks.for_each(|(block, out)| mxfp4(block, out));
+        }
         other => panic!("{other} is not written"),
     }
 }
@@ -99,8 +121,8 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |sum, value| sum + value * value)
 }
 
-/// Weights of 32 values: what the matrix says, times the root of `mean` + the value's square.
-fn weighted(importance: &[f32], values: &[f32; 32], mean: f32) -> [f32; 32] {
+/// Weights of values: what the matrix says, times the root of `mean` + the value's square.
+fn weighted<const N: usize>(importance: &[f32], values: &[f32; N], mean: f32) -> [f32; N] {
     std::array::from_fn(|i| importance[i] * (mean + values[i] * values[i]).sqrt())
 }
 
@@ -147,7 +169,11 @@ fn offset<const BYTES: usize>(
 ) {
     let (scale, least, codes) = match weights {
         Some(weights) => {
-            let fit = offset_fit(values, weights, Search { most, first: -0.9, step: 0.05, steps: 36 });
+            let fit = offset_fit(
+                values,
+                weights,
+                Search { most, first: -0.9, step: 0.05, steps: 36, squares: true },
+            );
             (fit.scale, -fit.below, fit.codes)
         }
         None => {
@@ -234,18 +260,20 @@ struct Search {
     first: f32,
     step: f32,
     steps: i32,
+    /// Whether errors count by their squares; else by their sizes.
+    squares: bool,
 }
 
 /// value = scale * code - below.
-struct OffsetFit {
+struct OffsetFit<const N: usize> {
     scale: f32,
     below: f32,
-    codes: [u8; 32],
+    codes: [u8; N],
 }
 
-/// Scale, minimum (never above zero) and codes of least weighted squared error among those tried.
-fn offset_fit(values: &[f32; 32], weights: &[f32; 32], search: Search) -> OffsetFit {
-    let Search { most, first, step, steps } = search;
+/// Scale, minimum (never above zero) and codes of least weighted error among those tried.
+fn offset_fit<const N: usize>(values: &[f32; N], weights: &[f32; N], search: Search) -> OffsetFit<N> {
+    let Search { most, first, step, steps, squares: by_squares } = search;
     let (mut least, mut largest) = (values[0], values[0]);
     let (mut weight_sum, mut value_sum) = (weights[0], weights[0] * values[0]);
     for (&value, &weight) in values.iter().zip(weights).skip(1) {
@@ -262,17 +290,17 @@ fn offset_fit(values: &[f32; 32], weights: &[f32; 32], search: Search) -> Offset
         least = 0.0;
     }
     if largest <= least {
-        return OffsetFit { scale: 0.0, below: -least, codes: [0; 32] };
+        return OffsetFit { scale: 0.0, below: -least, codes: [0; N] };
     }
     // From the minimum found so far.
     let codes_from = |inverse: f32, least: f32| {
         values.map(|value| byte(nearest(inverse * (value - least)).clamp(0, most)))
     };
-    let error = |codes: &[u8; 32], scale: f32, least: f32| {
+    let error = |codes: &[u8; N], scale: f32, least: f32| {
         let mut sum = 0.0f32;
         for ((&value, &weight), &code) in values.iter().zip(weights).zip(codes) {
             let difference = scale * f32::from(code) + least - value;
-            sum += weight * (difference * difference);
+            sum += weight * if by_squares { difference * difference } else { difference.abs() };
         }
         sum
     };
@@ -307,13 +335,12 @@ fn offset_fit(values: &[f32; 32], weights: &[f32; 32], search: Search) -> Offset
     OffsetFit { scale, below: -least, codes }
 }
 
-/// Whole numbers up to 63 for values that are not negative, and what they are multiples of: first the best spacing among
+/// Whole numbers up to `most` for values that are not negative, and what they are multiples of: first the best spacing among
 /// some, then one number after the other is moved where that helps.
-fn whole_fit(values: &[f32; 8], weights: &[f32; 8]) -> (f32, [u8; 8]) {
-    const MOST: i32 = 63;
-    let largest = values.iter().fold(0.0f32, |most, &value| if value > most { value } else { most });
+fn whole_fit<const N: usize>(values: &[f32; N], weights: &[f32; N], most: i32) -> (f32, [u8; N]) {
+    let largest = values.iter().fold(0.0f32, |large, &value| if value > large { value } else { large });
     if largest < NOTHING {
-        return (0.0, [0; 8]);
+        return (0.0, [0; N]);
     }
     let error = |inverse: f32, bound: i32| {
         let scale = 1.0 / inverse;
@@ -324,16 +351,16 @@ fn whole_fit(values: &[f32; 8], weights: &[f32; 8]) -> (f32, [u8; 8]) {
         }
         sum
     };
-    let mut inverse = MOST as f32 / largest;
+    let mut inverse = most as f32 / largest;
     let mut best = error(inverse, i32::MAX);
     for tenths in (-4..=4).filter(|tenths| *tenths != 0) {
-        let own = (0.1 * tenths as f32 + MOST as f32) / largest;
-        let found = error(own, MOST);
+        let own = (0.1 * tenths as f32 + most as f32) / largest;
+        let found = error(own, most);
         if found < best {
             (best, inverse) = (found, own);
         }
     }
-    let mut codes = values.map(|value| byte(nearest(inverse * value).min(MOST)));
+    let mut codes = values.map(|value| byte(nearest(inverse * value).min(most)));
     let (mut products, mut squares) = (0.0f32, 0.0f32);
     for ((&value, &weight), &code) in values.iter().zip(weights).zip(&codes) {
         products += weight * value * f32::from(code);
@@ -341,12 +368,12 @@ fn whole_fit(values: &[f32; 8], weights: &[f32; 8]) -> (f32, [u8; 8]) {
     }
     for _ in 0..5 {
         let mut moved = false;
-        for i in 0..8 {
+        for i in 0..N {
             let (value, weight, code) = (values[i], weights[i], f32::from(codes[i]));
             let mut other_products = products - weight * value * code;
             let mut other_squares = squares - weight * code * code;
             if other_products > 0.0 && other_squares > 0.0 {
-                let own = nearest(value * other_squares / other_products).min(MOST);
+                let own = nearest(value * other_squares / other_products).min(most);
                 if own != i32::from(codes[i]) {
                     other_products += weight * value * own as f32;
                     other_squares += weight * own as f32 * own as f32;
@@ -374,21 +401,25 @@ fn min_k<const BYTES: usize>(
     let groups = values.as_chunks::<32>().0;
     let mean = 2.0 * sum_of_squares(values) / 256.0;
     let mut weight_sums = [0.0f32; 8];
-    let fits: Vec<OffsetFit> = groups
+    let fits: Vec<OffsetFit<32>> = groups
         .iter()
         .enumerate()
         .map(|(group, values)| match importance {
             Some(importance) => {
                 let weights = weighted(&importance[32 * group..], values, mean);
                 weight_sums[group] = weights.iter().fold(0.0, |sum, weight| sum + weight);
-                offset_fit(values, &weights, Search { most, first: -0.9, step: 0.05, steps: 36 })
+                offset_fit(
+                    values,
+                    &weights,
+                    Search { most, first: -0.9, step: 0.05, steps: 36, squares: true },
+                )
             }
             None => {
                 let root = (sum_of_squares(values) / 32.0).sqrt();
                 let weights = values.map(|value| root + value.abs());
                 let search = match most {
-                    15 => Search { most, first: -1.0, step: 0.1, steps: 20 },
-                    _ => Search { most, first: -0.5, step: 0.1, steps: 15 },
+                    15 => Search { most, first: -1.0, step: 0.1, steps: 20, squares: true },
+                    _ => Search { most, first: -0.5, step: 0.1, steps: 15, squares: true },
                 };
                 offset_fit(values, &weights, search)
             }
@@ -398,8 +429,8 @@ fn min_k<const BYTES: usize>(
         (std::array::from_fn(|i| fits[i].scale), std::array::from_fn(|i| fits[i].below));
     let (step, steps, min_step, min_steps) = match importance {
         Some(_) => {
-            let (step, steps) = whole_fit(&scales, &weight_sums);
-            let (min_step, min_steps) = whole_fit(&mins, &weight_sums);
+            let (step, steps) = whole_fit(&scales, &weight_sums, 63);
+            let (min_step, min_steps) = whole_fit(&mins, &weight_sums, 63);
             (step, steps, min_step, min_steps)
         }
         None => {
@@ -480,6 +511,301 @@ fn q6_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 210
     }
     out[192..208].iter_mut().zip(&steps).for_each(|(out, step)| *out = step.cast_unsigned());
     out[208..].copy_from_slice(&step.to_le_bytes());
+}
+
+/// 16 groups of 16 values, each with a scale and a minimum of four bits beside two f16.
+fn q2_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 84]) {
+    const MOST: i32 = 3;
+    let groups = values.as_chunks::<16>().0;
+    let mean = sum_of_squares(values) / 256.0;
+    let mut weight_sums = [0.0f32; 16];
+    let fit = |group: usize, weight_sum: &mut f32| match importance {
+        Some(importance) => {
+            let weights = weighted(&importance[16 * group..], &groups[group], mean);
+            *weight_sum = weights.iter().fold(0.0, |sum, weight| sum + weight);
+            let search = Search { most: MOST, first: -0.9, step: 0.05, steps: 36, squares: true };
+            offset_fit(&groups[group], &weights, search)
+        }
+        None => {
+            let search = Search { most: MOST, first: -0.5, step: 0.1, steps: 15, squares: false };
+            offset_fit(&groups[group], &groups[group].map(f32::abs), search)
+        }
+    };
+    let fits: [OffsetFit<16>; 16] = std::array::from_fn(|group| fit(group, &mut weight_sums[group]));
+    let (scales, mins): ([f32; 16], [f32; 16]) =
+        (std::array::from_fn(|i| fits[i].scale), std::array::from_fn(|i| fits[i].below));
+    let fifteenths = |values: &[f32; 16]| {
+        let most = values.iter().fold(0.0f32, |most, &value| if value > most { value } else { most });
+        let inverse = if most > 0.0 { 15.0 / most } else { 0.0 };
+        (most / 15.0, values.map(|value| byte(nearest(inverse * value))))
+    };
+    let ((step, steps), (min_step, min_steps)) = match importance {
+        Some(_) => (whole_fit(&scales, &weight_sums, 15), whole_fit(&mins, &weight_sums, 15)),
+        None => (fifteenths(&scales), fifteenths(&mins)),
+    };
+    let (step, min_step) = (f16::from_f32(step), f16::from_f32(min_step));
+    let mut codes = [0u8; 256];
+    for (group, codes) in codes.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        // As they lie in the block: four bits each.
+        let both = steps[group] | min_steps[group] << 4;
+        out[group] = both;
+        let scale = step.to_f32() * f32::from(both & 15);
+        *codes = match scale == 0.0 {
+            true => fits[group].codes,
+            false => {
+                let below = min_step.to_f32() * f32::from(both >> 4);
+                groups[group].map(|value| byte(nearest((value + below) / scale).clamp(0, MOST)))
+            }
+        };
+    }
+    write_pairs_of_bits(&codes, &mut out[16..80]);
+    out[80..82].copy_from_slice(&step.to_le_bytes());
+    out[82..].copy_from_slice(&min_step.to_le_bytes());
+}
+
+/// Codes of two bits: of each half of a block four stretches of 32 values share bytes.
+fn write_pairs_of_bits(codes: &[u8; 256], out: &mut [u8]) {
+    for (half, codes) in codes.as_chunks::<128>().0.iter().enumerate() {
+        for i in 0..32 {
+            out[32 * half + i] = codes[i] | codes[i + 32] << 2 | codes[i + 64] << 4 | codes[i + 96] << 6;
+        }
+    }
+}
+
+/// 16 groups of 16 values, each with a scale of six bits beside an f16.
+fn q3_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 110]) {
+    let groups = values.as_chunks::<16>().0;
+    let mean = 2.0 * sum_of_squares(values) / 256.0;
+    let mut weight_sums = [0.0f32; 16];
+    let fits: [(f32, [u8; 16]); 16] = std::array::from_fn(|group| match importance {
+        Some(importance) => {
+            let weights = weighted(&importance[16 * group..], &groups[group], mean);
+            weight_sums[group] = weights.iter().fold(0.0, |sum, weight| sum + weight);
+            signed_fit(&groups[group], 4, Some(&weights))
+        }
+        None => eighths_fit(&groups[group]),
+    });
+    let scales: [f32; 16] = std::array::from_fn(|group| fits[group].0);
+    let (step, steps) = match importance {
+        Some(_) => signed_fit(&scales, 32, Some(&weight_sums)),
+        None => {
+            let most = largest(&scales);
+            let inverse = -32.0 / most;
+            match most == 0.0 {
+                true => (0.0, [0; 16]),
+                false => {
+                    let code = |scale: f32| byte(nearest(inverse * scale).clamp(-32, 31) + 32);
+                    (1.0 / inverse, scales.map(code))
+                }
+            }
+        }
+    };
+    let step = f16::from_f32(step);
+    out.fill(0);
+    let mut codes = [0u8; 256];
+    for (group, codes) in codes.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let stored = steps[group];
+        out[96 + group % 8] |= (stored & 15) << (group / 8 * 4);
+        out[104 + group % 4] |= stored >> 4 << (group / 4 * 2);
+        let scale = step.to_f32() * (f32::from(stored) - 32.0);
+        *codes = match scale == 0.0 {
+            true => fits[group].1,
+            false => groups[group].map(|value| byte(nearest(value / scale).clamp(-4, 3) + 4)),
+        };
+    }
+    for (at, code) in codes.iter_mut().enumerate() {
+        out[at % 32] |= *code >> 2 << (at / 32);
+        *code &= 3;
+    }
+    write_pairs_of_bits(&codes, &mut out[32..96]);
+    out[108..].copy_from_slice(&step.to_le_bytes());
+}
+
+/// A scale and codes (0 to 7) by squares: from those of the largest magnitude on one code after the other is moved where that
+/// helps.
+fn eighths_fit(values: &[f32; 16]) -> (f32, [u8; 16]) {
+    let most = largest(values);
+    if most.abs() < NOTHING {
+        return (0.0, [0; 16]);
+    }
+    let inverse = -4.0 / most;
+    let mut codes = values.map(|value| nearest(inverse * value).clamp(-4, 3));
+    let (mut products, mut squares) = (0.0f32, 0.0f32);
+    for (value, code) in values.iter().zip(&codes) {
+        let (weight, code) = (value * value, *code as f32);
+        products += weight * value * code;
+        squares += weight * code * code;
+    }
+    for _ in 0..5 {
+        let mut moved = false;
+        for (value, code) in values.iter().zip(&mut codes) {
+            let weight = value * value;
+            let mut other_products = products - weight * value * *code as f32;
+            if other_products > 0.0 {
+                let mut other_squares = squares - weight * *code as f32 * *code as f32;
+                let own = nearest(value * other_squares / other_products).clamp(-4, 3);
+                if own != *code {
+                    other_products += weight * value * own as f32;
+                    other_squares += weight * own as f32 * own as f32;
+                    let better =
+                        other_products * other_products * squares > products * products * other_squares;
+                    if other_squares > 0.0 && better {
+                        *code = own;
+                        (products, squares, moved) = (other_products, other_squares, true);
+                    }
+                }
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    (if squares > 0.0 { products / squares } else { 0.0 }, codes.map(|code| byte(code + 4)))
+}
+
+/// What codes of four bits stand for in IQ4_NL and IQ4_XS.
+const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// The code whose value is nearest; of two the higher one.
+fn nearest_uneven(value: f32) -> u8 {
+    let of = |code: u8| f32::from(UNEVEN[usize::from(code)]);
+    match (0u8..16).find(|code| value < of(*code)) {
+        None => 15,
+        Some(0) => 0,
+        Some(above) if value - of(above - 1) < of(above) - value => above - 1,
+        Some(above) => above,
+    }
+}
+
+/// The scale of least weighted squared error, among those that put the largest magnitude near the lowest code's value.
+fn uneven_scale(values: &[f32; 32], weights: &[f32; 32]) -> f32 {
+    let most = largest(values);
+    if most.abs() < NOTHING {
+        return 0.0;
+    }
+    let lowest = f32::from(UNEVEN[0]);
+    let sums = |inverse: f32| {
+        let (mut products, mut squares) = (0.0f32, 0.0f32);
+        for (value, weight) in values.iter().zip(weights) {
+            let code = f32::from(UNEVEN[usize::from(nearest_uneven(inverse * value))]);
+            products += weight * code * value;
+            squares += weight * code * code;
+        }
+        (products, squares)
+    };
+    let (products, squares) = sums(1.0 / (-most / lowest));
+    let mut scale = if squares > 0.0 { products / squares } else { 0.0 };
+    let mut best = scale * products;
+    for beside in -7..=7 {
+        let (products, squares) = sums((beside as f32 + lowest) / most);
+        if squares > 0.0 && products * products > best * squares {
+            scale = products / squares;
+            best = scale * products;
+        }
+    }
+    scale
+}
+
+/// How much values count: by the matrix, or by their squares.
+fn uneven_weights(values: &[f32; 32], importance: Option<&[f32]>, mean: f32) -> [f32; 32] {
+    match importance {
+        Some(importance) => weighted(importance, values, mean),
+        None => values.map(|value| value * value),
+    }
+}
+
+/// 32 codes of four bits, the second half in the upper ones.
+fn write_halves(codes: &[u8; 32], out: &mut [u8]) {
+    out.iter_mut().enumerate().for_each(|(i, out)| *out = codes[i] | codes[i + 16] << 4);
+}
+
+fn iq4_nl(values: &[f32; 32], importance: Option<&[f32]>, out: &mut [u8; 18]) {
+    let mean = sum_of_squares(values) * (2.0 / 32.0);
+    let scale = uneven_scale(values, &uneven_weights(values, importance, mean));
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    out[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    write_halves(&values.map(|value| nearest_uneven(inverse * value)), &mut out[2..]);
+}
+
+/// 8 groups of 32 values, each with a scale of six bits beside an f16.
+fn iq4_xs(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 136]) {
+    let groups = values.as_chunks::<32>().0;
+    let mean = sum_of_squares(values) * (2.0 / 256.0);
+    let scales: [f32; 8] = std::array::from_fn(|group| {
+        let importance = importance.map(|importance| &importance[32 * group..][..32]);
+        uneven_scale(&groups[group], &uneven_weights(&groups[group], importance, mean))
+    });
+    let step = -largest(&scales) / 32.0;
+    let inverse = if step == 0.0 { 0.0 } else { 1.0 / step };
+    out.fill(0);
+    out[..2].copy_from_slice(&f16::from_f32(step).to_le_bytes());
+    for (group, values) in groups.iter().enumerate() {
+        let code = nearest(inverse * scales[group]).clamp(-32, 31);
+        let scale = step * code as f32;
+        let own = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        let stored = byte(code + 32);
+        out[2 + group / 4] |= stored >> 4 << (group % 4 * 2);
+        out[4 + group / 2] |= (stored & 15) << (group % 2 * 4);
+        write_halves(&values.map(|value| nearest_uneven(own * value)), &mut out[8 + 16 * group..][..16]);
+    }
+}
+
+/// The largest magnitude, and minus one, zero or one for each value: 0, 1 or 2 as they are written.
+fn ternary(values: &[f32; 256]) -> (f32, [u8; 256]) {
+    let most = largest(values).abs();
+    let inverse = if most == 0.0 { 0.0 } else { 1.0 / most };
+    (most, values.map(|value| byte((value * inverse).round() as i32 + 1)))
+}
+
+/// Five digits to a byte, as the upper bits of a fraction.
+fn tq1_0(values: &[f32; 256], out: &mut [u8; 54]) {
+    let (most, digits) = ternary(values);
+    let packed = |digits: [u8; 5]| {
+        let number = digits.iter().fold(0u16, |number, digit| number * 3 + u16::from(*digit));
+        byte(i32::from((number * 256).div_ceil(243)))
+    };
+    let runs = [(0, 32, 0), (32, 16, 160)];
+    for (to, count, first) in runs {
+        for i in 0..count {
+            out[to + i] = packed(std::array::from_fn(|digit| digits[first + digit * count + i]));
+        }
+    }
+    for i in 0..4 {
+        // The last digit of these is none.
+        let own = |digit| if digit < 4 { digits[240 + digit * 4 + i] } else { 0 };
+        out[48 + i] = packed(std::array::from_fn(own));
+    }
+    out[52..].copy_from_slice(&f16::from_f32(most).to_le_bytes());
+}
+
+fn tq2_0(values: &[f32; 256], out: &mut [u8; 66]) {
+    let (most, digits) = ternary(values);
+    write_pairs_of_bits(&digits, &mut out[..64]);
+    out[64..].copy_from_slice(&f16::from_f32(most).to_le_bytes());
+}
+
+/// 32 values of four bits and a power of two.
+fn mxfp4(values: &[f32; 32], out: &mut [u8; 17]) {
+    // Twice the values, with a scale of half the power.
+    const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+    let most = largest(values).abs();
+    let power = if most > 0.0 { byte(most.log2().floor() as i32 - 2 + 127) } else { 0 };
+    let scale = match power {
+        0 | 1 => f32::from_bits(0x0020_0000 << power),
+        power => f32::from_bits((u32::from(power) - 1) << 23),
+    };
+    let code = |value: f32| {
+        let mut best = (0, f32::INFINITY);
+        for (code, doubled) in (0u8..).zip(DOUBLED) {
+            let error = (f32::from(doubled) * scale - value).abs();
+            if error < best.1 {
+                best = (code, error);
+            }
+        }
+        best.0
+    };
+    out[0] = power;
+    write_halves(&values.map(code), &mut out[1..]);
 }
 
 #[cfg(test)]

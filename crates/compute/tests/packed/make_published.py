@@ -4,8 +4,8 @@
 LIBRARY is libggml-base of a llama.cpp that was built without instructions beyond x86-64 (fused sums would round otherwise), as
 releases are. The output is deterministic.
 
-published.bin: 24 rows of 512 f32; one row of importance; then for Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K the rows
-without and with it.
+published.bin: 24 rows of 512 f32; one row of importance; then for Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q2_K, Q3_K, IQ4_NL,
+IQ4_XS, TQ1_0, TQ2_0 and MXFP4 the rows without and with it.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 ROWS, COLUMNS = 24, 512
 # ggml's number of each type, values and bytes of a block.
 TYPES = [(8, 32, 34), (2, 32, 18), (3, 32, 20), (6, 32, 22), (7, 32, 24), (12, 256, 144), (13, 256, 176), (14, 256, 210)]
+TYPES += [(10, 256, 84), (11, 256, 110), (20, 32, 18), (23, 256, 136), (34, 256, 54), (35, 256, 66), (39, 32, 17)]
 
 
 def rows(rng):

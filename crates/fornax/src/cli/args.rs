@@ -11,9 +11,11 @@ use clap::{Args, Parser, Subcommand};
 use super::bench::Bench;
 use super::cache::Cache;
 use super::completions::Completions;
+use super::convert::Convert;
 use super::doctor::Doctor;
 use super::embed::Embed;
 use super::generate::Generate;
+use super::imatrix::Imatrix;
 use super::inspect::Inspect;
 use super::jobs::Jobs;
 use super::logits::Logits;
@@ -79,7 +81,9 @@ pub(crate) enum Command {
     Logits(Logits),
     Perplexity(Perplexity),
     Bench(Bench),
+    Convert(Convert),
     Quantize(Quantize),
+    Imatrix(Imatrix),
     Pull(Pull),
     List(List),
     Rm(Rm),

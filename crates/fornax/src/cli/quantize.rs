@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use fornax::quantize::{Importance, Mix, Quantizing, quantize as quantize_file};
+use fornax::importance::Importance;
+use fornax::quantize::{Mix, Quantizing, quantize as quantize_file};
 use fornax::units::binary;
+use fornax_format::DType;
 use serde_json::json;
 
 use super::args::positive;
@@ -30,7 +32,8 @@ pub(crate) struct Quantize {
     /// The file to make
     #[arg(value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1 or Q4_0
+    /// F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, Q3_K_L, Q3_K_M,
+    /// Q3_K_S, Q2_K, Q2_K_S, TQ2_0, TQ1_0 or MXFP4_MOE
     #[arg(long, value_name = "TYPE", default_value = "Q4_K_M", value_parser = mix)]
     pub(crate) to: Mix,
     /// How much each column counts: an importance matrix as llama.cpp's llama-imatrix writes it into a GGUF file
@@ -66,10 +69,8 @@ pub(crate) fn quantize(args: &Quantize) -> anyhow::Result<()> {
     })?;
     let mut out = io::stdout().lock();
     if args.json {
-        let tensors: serde_json::Map<String, serde_json::Value> =
-            made.types.iter().map(|(dtype, count)| (dtype.to_string(), json!(count))).collect();
         let told = json!({"path": args.out, "type": args.to.name(), "bytes": made.bytes,
-            "bytes_before": made.bytes_before, "tensors": tensors});
+            "bytes_before": made.bytes_before, "tensors": of_types(&made.types)});
         writeln!(out, "{told}")?;
     } else {
         let types: Vec<String> = made.types.iter().map(|(dtype, count)| format!("{count} {dtype}")).collect();
@@ -83,4 +84,9 @@ pub(crate) fn quantize(args: &Quantize) -> anyhow::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// How many tensors are in each type, as JSON.
+pub(crate) fn of_types(types: &[(DType, usize)]) -> serde_json::Map<String, serde_json::Value> {
+    types.iter().map(|(dtype, count)| (dtype.to_string(), json!(count))).collect()
 }

@@ -1,10 +1,11 @@
 //! The processor.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use fornax_compute::KvDType;
 use fornax_compute::conformance::{self, Op, Reference, Subject};
-use fornax_compute::cpu::{Activations, Cpu, CpuOptions, CpuRing, CpuRingOptions, CpuSizes, Simd};
+use fornax_compute::cpu::{Activations, Cpu, CpuOptions, CpuRing, CpuRingOptions, CpuSizes, Simd, Watch};
 use fornax_engine::{Plan, StepLimits};
 use fornax_private::Server;
 
@@ -94,12 +95,13 @@ impl Kind for Processor {
 pub(crate) struct CpuArm {
     activations: Activations,
     threads: usize,
+    watch: Option<Arc<Watch>>,
 }
 
 impl CpuArm {
     pub(crate) fn new(setup: &Setup) -> CpuArm {
         let threads = setup.threads.unwrap_or_else(|| CpuOptions::default().threads);
-        CpuArm { activations: setup.activations, threads }
+        CpuArm { activations: setup.activations, threads, watch: setup.watch.clone() }
     }
 
     fn options(&self, step: StepLimits) -> CpuOptions {
@@ -110,6 +112,7 @@ impl CpuArm {
             slots: step.slots,
             depth: self.depth(),
             threads: self.threads,
+            watch: self.watch.clone(),
             ..CpuOptions::default()
         }
     }

@@ -12,9 +12,10 @@ mod private;
 use std::fmt;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use fornax_compute::conformance::CaseResult;
-use fornax_compute::cpu::Activations;
+use fornax_compute::cpu::{Activations, Watch};
 use fornax_private::{Server, ServerOptions};
 
 use crate::Error;
@@ -54,6 +55,8 @@ pub(crate) struct Setup {
     pub(crate) private: Option<Private>,
     pub(crate) activations: Activations,
     pub(crate) threads: Option<usize>,
+    /// Where inputs of products are counted.
+    pub(crate) watch: Option<Arc<Watch>>,
 }
 
 /// A kind of device: all that the program asks of one without knowing which it is.

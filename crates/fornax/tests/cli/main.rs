@@ -5,6 +5,7 @@
 mod bad_input;
 mod bench;
 mod cache;
+mod convert;
 mod embed;
 mod generation;
 mod golden;

@@ -31,7 +31,7 @@ fn files_are_those_of_llama_cpp_to_the_byte() {
             compared += 1;
         }
     }
-    assert!(compared > 70, "{compared}");
+    assert!(compared > 120, "{compared}");
 }
 
 #[test]
@@ -72,4 +72,50 @@ fn a_file_is_made_whole_or_not_at_all() {
         "INVALID_INPUT",
         &["is no GGUF file"],
     );
+}
+
+#[test]
+fn importance_matrices_hold_what_matrices_are_multiplied_by() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/quantize/imatrix.json");
+    let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.txt");
+    for (case, golden) in golden.as_object().unwrap() {
+        std::fs::write(&text, golden["text"].as_str().unwrap()).unwrap();
+        let (model, out) =
+            (fixtures().join(format!("{case}.gguf")), folder.path().join(format!("{case}.imatrix")));
+        let (model, path) = (model.to_str().unwrap(), out.to_str().unwrap());
+        let (file, chunk) = (text.to_str().unwrap(), golden["chunk"].to_string());
+        let words = ["imatrix", model, path, "--file", file, "--context", &chunk, "--json"];
+        let told = fornax(words).json();
+        let tensors = golden["tensors"].as_object().unwrap();
+        assert_eq!(told["matrices"].as_u64(), Some(tensors.len() as u64), "{told}");
+        let made = fornax_format::Gguf::open(&out).unwrap();
+        let floats = |name: &str| -> Vec<f32> {
+            let view = made.tensor(name).unwrap_or_else(|| panic!("{case} has no {name}"));
+            view.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        };
+        for (name, wanted) in tensors {
+            let counts: Vec<f32> = serde_json::from_value(wanted["counts"].clone()).unwrap();
+            assert_eq!(floats(&format!("{name}.counts")), counts, "{case} {name}");
+            let sums: Vec<Vec<f32>> = serde_json::from_value(wanted["sums"].clone()).unwrap();
+            for (got, wanted) in floats(&format!("{name}.in_sum2")).iter().zip(sums.iter().flatten()) {
+                let apart = (got - wanted).abs();
+                assert!(apart <= 1e-3 * wanted.abs().max(1e-2), "{case} {name}: {got}, wanted {wanted}");
+            }
+        }
+        // What is made of it reads it, and what is there already stays.
+        let small = folder.path().join(format!("{case}.gguf"));
+        let small = small.to_str().unwrap();
+        let words = ["quantize", model, small, "--to", "Q2_K_S"];
+        fornax(words).fails(2, "INVALID_INPUT", &["Q2_K_S needs an importance matrix"]);
+        assert_eq!(fornax(words.iter().chain(&["--importance", path])).code, Some(0));
+        let words = ["imatrix", model, path, "--file", file, "--context", &chunk];
+        fornax(words).fails(2, "INVALID_INPUT", &["cannot write"]);
+        let (other, longer) = (folder.path().join("other"), "4096");
+        let words = ["imatrix", model, other.to_str().unwrap(), "--file", file, "--context", "200"];
+        fornax(words).fails(2, "INVALID_INPUT", &["fill no chunk of 200"]);
+        let words = ["imatrix", model, other.to_str().unwrap(), "--file", file, "--context", longer];
+        assert_ne!(fornax(words).code, Some(0), "longer than the model's context");
+    }
 }

@@ -18,7 +18,8 @@ FIXTURES = HERE / "../../../model/tests/fixtures"
 # llama.cpp's numbers of mixes.
 MIXES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q6_K": 18, "Q5_K_M": 17, "Q5_K_S": 16, "Q5_1": 9, "Q5_0": 8, "Q4_K_M": 15,
-    "Q4_K_S": 14, "Q4_1": 3, "Q4_0": 2,
+    "Q4_K_S": 14, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 25, "IQ4_XS": 30, "Q3_K_L": 13, "Q3_K_M": 12, "Q3_K_S": 11, "Q2_K": 10, "TQ2_0": 37,
+    "TQ1_0": 36, "MXFP4_MOE": 38,
 }
 MODELS = ["llama", "qwen2", "gemma2", "phi3", "mixtral", "qwen3moe"]
 

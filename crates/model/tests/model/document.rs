@@ -7,7 +7,7 @@ use std::path::Path;
 
 use fornax_compute::Need;
 use fornax_format::Checkpoint;
-use fornax_model::{Config, Facts};
+use fornax_model::{Config, Facts, exportable};
 
 use crate::fixture::{Container, folder};
 
@@ -69,16 +69,20 @@ missing where that is known.
 Every row is tested with tiny random checkpoints, made by transformers and converted by llama.cpp's converter:
 log-probabilities at every position within 1e-3 of transformers' own in float32, on the CPU. \"Tested\" counts them by
 container: HF is a Hugging Face directory. Each fact of the table is also changed once, and the change must show. A device
-computes a model where it has every operation that is asked for beyond those of a Llama.
+computes a model where it has every operation that is asked for beyond those of a Llama. \"Convert\" says whether
+`fornax convert` makes GGUF files of it.
 
-| Family | `model_type` | GGUF | CPU | CUDA | Tested | Asks for |
-|---|---|---|---|---|---|---|
+| Family | `model_type` | GGUF | CPU | CUDA | Convert | Tested | Asks for |
+|---|---|---|---|---|---|---|---|
 "
     .to_owned();
+    let mut both = 0;
     for facts in Facts::TABLE {
         let own: Vec<&Tested> = tested.iter().filter(|tested| tested.name == facts.name).collect();
         assert!(!own.is_empty(), "{} has no checkpoint", facts.name);
         let count = |container| own.iter().filter(|tested| tested.container == container).count();
+        let containers = [Container::HuggingFace, Container::Gguf].map(count);
+        both += usize::from(containers.iter().all(|count| *count > 0));
         let needs: BTreeSet<String> =
             own.iter().flat_map(|tested| &tested.needs).map(ToString::to_string).collect();
         let cuda = !own.iter().flat_map(|tested| &tested.needs).any(|need| NOT_ON_CUDA.contains(need));
@@ -86,18 +90,21 @@ computes a model where it has every operation that is asked for beyond those of 
             |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         writeln!(
             text,
-            "| {} | {} | {} | yes | {} | {} HF, {} GGUF | {} |",
+            "| {} | {} | {} | yes | {} | {} | {} HF, {} GGUF | {} |",
             facts.name,
             // Some share their type with others, and only their class tells them apart.
             code(if facts.model_types.is_empty() { facts.classes } else { facts.model_types }),
             facts.gguf.map_or("none of its own".to_owned(), |name| code(&[name])),
             if cuda { "yes" } else { "no" },
-            count(Container::HuggingFace),
-            count(Container::Gguf),
+            if exportable().any(|name| name == facts.name) { "yes" } else { "no" },
+            containers[0],
+            containers[1],
             needs.into_iter().collect::<Vec<_>>().join("; "),
         )
         .unwrap();
     }
+    let all = Facts::TABLE.len();
+    writeln!(text, "\n{all} families, {both} of them tested in both containers.").unwrap();
     text
 }
 

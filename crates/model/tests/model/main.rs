@@ -7,6 +7,7 @@ mod adapters;
 mod config;
 mod document;
 mod encoder;
+mod export;
 mod fixture;
 mod flips;
 mod fuzz;
