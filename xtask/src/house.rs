@@ -20,6 +20,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fornax-model", &["fornax-compute", "fornax-format"]),
     // `compute` and `format` are what model's interface and the tests on real backends speak of.
     ("fornax-engine", &["fornax-code", "fornax-model", "fornax-compute", "fornax-format"]),
+    // It keeps what the engine hands it.
+    ("fornax-disk", &["fornax-compute", "fornax-engine"]),
     // It compiles forms for the engine; the others are for its tests, which run one.
     ("fornax-form", &["fornax-code", "fornax-engine", "fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
@@ -51,6 +53,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fornax-code",
             "fornax-format",
             "fornax-compute",
+            "fornax-disk",
             "fornax-gpu",
             "fornax-image",
             "fornax-jobs",

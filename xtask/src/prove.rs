@@ -4,6 +4,7 @@
 //! commit. One that fails records nothing.
 
 mod agents;
+mod cache;
 mod chaos;
 mod checked;
 mod clean_clone;
@@ -54,6 +55,11 @@ const PROOFS: &[Proof] = &[
         name: "agents",
         shows: "Of a hybrid's conversations that go on turn by turn no more than a page beyond what is new is computed; beside llama.cpp.",
         run: agents::run,
+    },
+    Proof {
+        name: "cache",
+        shows: "Of pages on a disk nothing wrong is ever read: after hundreds of kills, damage anywhere and restarts, answers are the same bits.",
+        run: cache::run,
     },
     Proof {
         name: "chaos",

@@ -99,6 +99,8 @@ pub struct Counts {
     pub prompt: usize,
     /// Of these, how many were found computed.
     pub cached: usize,
+    /// Of those, brought back from a disk.
+    pub restored: usize,
     /// Why no more were; `None` where all were that can be.
     pub miss: Option<Miss>,
     /// Of the answer.
@@ -262,9 +264,10 @@ impl Answer {
         match event {
             // An answer that goes on has started before.
             Event::Started { .. } if self.started => {}
-            Event::Started { cached_tokens, miss, seed } => {
+            Event::Started { cached_tokens, restored_tokens, miss, seed } => {
                 self.started = true;
-                (self.counts.cached, self.counts.miss) = (cached_tokens, miss);
+                (self.counts.cached, self.counts.restored) = (cached_tokens, restored_tokens);
+                self.counts.miss = miss;
                 if let Some(onward) = &mut self.onward {
                     onward.seed(seed);
                 }

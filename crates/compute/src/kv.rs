@@ -165,6 +165,16 @@ impl PageCopy {
         PageCopy { bytes, fingerprint }
     }
 
+    /// Bytes as they were, and the fingerprint that they had, from wherever they were kept.
+    pub fn from_parts(bytes: Vec<u8>, fingerprint: u64) -> PageCopy {
+        PageCopy { bytes, fingerprint }
+    }
+
+    /// The bytes and their fingerprint, for whoever keeps them.
+    pub fn parts(&self) -> (&[u8], u64) {
+        (&self.bytes, self.fingerprint)
+    }
+
     /// The bytes, for a cache of the same layout. Others would read them as something else.
     pub fn bytes(&self, layout: &str) -> Result<&[u8], Error> {
         let (got, wanted) = (self.fingerprint, fingerprint(layout, &self.bytes));

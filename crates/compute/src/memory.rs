@@ -69,6 +69,14 @@ impl Usage {
         *counted = counted.checked_sub(bytes).expect("freed more than was counted");
     }
 
+    /// This and another's together.
+    pub fn and(mut self, other: &Usage) -> Usage {
+        for (bytes, more) in self.bytes.iter_mut().zip(other.bytes) {
+            *bytes += more;
+        }
+        self
+    }
+
     /// Bytes for one purpose.
     pub fn bytes(&self, purpose: Purpose) -> u64 {
         self.bytes[purpose as usize]

@@ -113,6 +113,14 @@ impl Budget {
         fitting.clamp(1, self.tokens_max)
     }
 
+    /// Seconds that so many tokens of prompts take, once steps were seen.
+    pub(crate) fn seconds(&self, tokens: usize) -> Option<f64> {
+        self.pace.now().map(|(step, token)| {
+            let steps = tokens.div_ceil(self.tokens_max);
+            step * steps as f64 + token * tokens as f64
+        })
+    }
+
     /// A step of `tokens` took `elapsed`.
     pub(crate) fn observe(&mut self, tokens: usize, elapsed: Duration) {
         self.pace.observe(tokens, elapsed.as_secs_f64());

@@ -2,31 +2,33 @@
 
 use std::{
     any::Any,
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
     time::Duration,
 };
 
-use fornax_compute::{Error, KvGroup, PAGE_TOKENS, SampleFault, Sampled};
+use fornax_compute::{Error, KvGroup, PAGE_TOKENS, PageId, SampleFault, Sampled};
 use fornax_model::{Adapter, AdapterFault};
 
 use crate::{
     Clock,
     adapters::{AdapterChange, AdapterRefusal, Adapters},
     budget::Budget,
+    drafting::DraftModel,
     event::{EndReason, Event, Failure, Usage},
     grammar::Grammar,
     handle::{Arrived, Door, Handle, QueueLimits},
-    question::{Mask, Others, Question, QuestionKind, ask},
+    question::{Masks, Others, Question, QuestionKind, ask},
     request::{Capacity, PRIORITY_PLACES, Piece, Refusal, Request},
     runner::Runner,
     scheduler::{Scheduled, Scheduler, Sequences, Standing, StepLimits},
-    sequence::{Sequence, SequenceId},
+    sequence::{Restoring, Sequence, SequenceId},
     shares::{Line, Owner, Uses},
-    speculation::{Draft, Speculation},
-    stats::Stats,
+    speculation::{Draft, Guesser, Speculation, Speculator},
+    stats::{DraftStats, Stats},
+    tier::{Fetched, Missing, PageName, Tier, Unkept},
 };
 
 /// What an engine is made with.
@@ -45,6 +47,8 @@ pub struct EngineOptions {
     pub prefix_reuse: bool,
     /// Whether tokens that a form leaves no choice about are computed together. It changes no token either.
     pub fast_forward: bool,
+    /// What keeps pages beyond the device's memory.
+    pub tier: Option<Box<dyn Tier>>,
 }
 
 impl EngineOptions {
@@ -59,6 +63,7 @@ impl EngineOptions {
             speculation: Speculation::default(),
             prefix_reuse: true,
             fast_forward: true,
+            tier: None,
         }
     }
 }
@@ -68,6 +73,12 @@ pub struct Engine {
     door: Arc<Door>,
     scheduler: Scheduler,
     runner: Box<dyn Runner>,
+    /// A smaller model that drafts.
+    draft_model: Option<DraftModel>,
+    /// What keeps pages beyond the device's memory.
+    tier: Option<Box<dyn Tier>>,
+    /// What is being read from there: by ticket, for whom, and which pages.
+    fetching: HashMap<u64, Fetching>,
     /// Oldest first.
     in_flight: VecDeque<StepInFlight>,
     /// A collected step, whose memory the next one uses again.
@@ -91,7 +102,7 @@ pub struct Engine {
 struct StepInFlight {
     rows: Vec<Scheduled>,
     /// The masks that were computed beside it, in the order of its rows.
-    masks: Vec<Mask>,
+    masks: Vec<Masks>,
     /// What was asked of the sampler, in the order of its output.
     asked: Vec<Question>,
     /// What was read instead of sampled, in the order of its rows.
@@ -100,6 +111,45 @@ struct StepInFlight {
     /// The same by owner, where there are several.
     tokens_of: Vec<(Owner, usize)>,
     began: Duration,
+}
+
+/// How long it is waited for copies where nothing else is to be done: those who come meanwhile are heard after that.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// Pages that are copied in a turn that has nothing else to do.
+const KEPT_AT_ONCE: usize = 8;
+
+/// Pages that are asked for together.
+const FETCHED_AT_ONCE: usize = 32;
+
+/// Pages on their way back for a sequence.
+struct Fetching {
+    id: SequenceId,
+    /// Tokens found without them.
+    before: usize,
+    pages: Vec<(usize, PageName)>,
+    /// How many of them have come.
+    done: usize,
+}
+
+/// Hands copies of pages over. What cannot be copied is computed again some day.
+fn keep(runner: &mut dyn Runner, tier: &mut dyn Tier, pages: Vec<Unkept>) {
+    for Unkept { name, group, page } in pages {
+        if !tier.takes() || tier.holds(&name) {
+            continue;
+        }
+        if let Ok(copy) = guarded(|| runner.copy_out(group, page)) {
+            tier.keep(name, copy);
+        }
+    }
+}
+
+/// A sequence's form, while masks of it are computed beside a step.
+struct LentForm {
+    /// The index of its row.
+    row: usize,
+    form: Grammar,
+    draft: Vec<u32>,
 }
 
 /// What the model made of a whole prompt.
@@ -120,7 +170,7 @@ pub enum Turn {
 
 impl Engine {
     /// An engine and the first way into it. The caller drives it, by [`Engine::run`] or turn by turn.
-    pub fn new(runner: Box<dyn Runner>, options: EngineOptions) -> (Engine, Handle) {
+    pub fn new(mut runner: Box<dyn Runner>, options: EngineOptions) -> (Engine, Handle) {
         let full = |group: &&KvGroup| group.window.is_none() && !group.kind.is_state();
         let pages = runner.groups().iter().filter(full).map(|group| group.pages - 1).min();
         let (limits, encodes) = (runner.limits(), runner.encodes());
@@ -141,13 +191,22 @@ impl Engine {
         let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
         let handle = Handle::new(Arc::clone(&door));
         assert_windows_fit(runner.groups(), limits, options.context);
-        let engine = Engine {
+        // What was guessed wrong has to be forgotten.
+        let drafter = runner.drafter().filter(|drafter| runner.rewinds() && drafter.rewinds());
+        let draft_model = drafter.map(|drafter| {
+            assert_eq!(drafter.vocab(), runner.vocab(), "both have the same tokens");
+            assert!(drafter.limits().slots >= limits.slots, "it drafts for every seat");
+            DraftModel::new(drafter, &options)
+        });
+        let speculation = if runner.rewinds() { options.speculation } else { Speculation::Off };
+        let stats =
+            Stats { draft_model: draft_model.as_ref().map(|_| DraftStats::default()), ..Stats::default() };
+        let mut engine = Engine {
             door,
             scheduler: Scheduler::new(
                 runner.groups(),
                 limits,
-                // What was guessed wrong has to be forgotten.
-                if runner.rewinds() { options.speculation } else { Speculation::Off },
+                Speculator::new(speculation, options.fast_forward),
                 options.prefix_reuse && !encodes,
                 Sequences {
                     whole: encodes,
@@ -167,9 +226,17 @@ impl Engine {
             line: Line::default(),
             uses: Uses::default(),
             adapters: Adapters::new(runner.adapters(), runner.adapter_room()),
-            stats: Stats::default(),
+            stats,
             runner,
+            draft_model,
+            // Without reuse nothing would ever be looked for.
+            tier: options.tier.filter(|_| options.prefix_reuse && !encodes),
+            fetching: HashMap::new(),
         };
+        if engine.tier.is_some() {
+            engine.scheduler.keep_copies();
+        }
+        engine.scheduler.draft_by_model(engine.draft_model.is_some());
         (engine, handle)
     }
 
@@ -208,7 +275,7 @@ impl Engine {
             match self.turn() {
                 Turn::Worked => {}
                 Turn::Idle if self.door.wait() => {}
-                Turn::Idle => return,
+                Turn::Idle => return self.keep_all(),
             }
         }
     }
@@ -225,11 +292,15 @@ impl Engine {
         if self.stats.device_lost.is_some() {
             return Turn::Idle;
         }
+        self.restore();
         self.door.step_begins();
         let ended_before = self.stats.ended;
         let was_idle = self.in_flight.is_empty();
+        self.draft();
         let launched = self.launch();
-        let stalled = was_idle && !launched && self.scheduler.len() > 0 && self.stats.ended == ended_before;
+        let waits = self.scheduler.restores();
+        let stalled =
+            was_idle && !launched && !waits && self.scheduler.len() > 0 && self.stats.ended == ended_before;
         assert!(!stalled, "whoever is first in line can always move");
         let depth = self.runner.depth();
         // What the newest step's sampling depends on must be known first: tokens, ends, grammar.
@@ -250,8 +321,115 @@ impl Engine {
             let waited = self.stats.waited.saturating_sub(waited_before);
             self.stats.busy += (self.clock)().saturating_sub(began).saturating_sub(waited);
         }
+        let goes_on = launched || self.scheduler.len() > 0 || self.keep_some();
         self.publish();
-        if launched || self.scheduler.len() > 0 { Turn::Worked } else { Turn::Idle }
+        if goes_on { Turn::Worked } else { Turn::Idle }
+    }
+
+    /// Begins to bring back pages for those who are seated next, and takes what has come.
+    fn restore(&mut self) {
+        let Some(mut tier) = self.tier.take() else { return };
+        for id in self.scheduler.unrestored() {
+            let missing = self.scheduler.missing(id, &|name| tier.holds(name));
+            let worth = missing.filter(|missing| {
+                let computing = self.budget.seconds(missing.tokens());
+                // Where nothing is known yet, copying is what takes less.
+                computing.zip(tier.seconds(missing.pages.len())).is_none_or(|(compute, read)| read < compute)
+            });
+            let Some(sequence) = self.scheduler.get_mut(id) else { continue };
+            let Some(Missing { before, pages, .. }) = worth else {
+                sequence.restoring = Restoring::Done { before: None };
+                continue;
+            };
+            sequence.restoring = Restoring::Waits;
+            self.fetch(Fetching { id, before, pages, done: 0 }, &mut *tier);
+        }
+        // With nothing else to do it is waited for; those who come meanwhile are heard soon.
+        let idle = self.in_flight.is_empty() && self.scheduler.counts().0 == 0;
+        let mut wait = if idle && self.scheduler.restores() { PATIENCE } else { Duration::ZERO };
+        while let Some(fetched) = (!self.fetching.is_empty()).then(|| tier.arrived(wait)).flatten() {
+            wait = Duration::ZERO;
+            self.put_back(fetched, &mut *tier);
+        }
+        self.tier = Some(tier);
+    }
+
+    /// Asks for the next pages of a sequence: some at a time, so that copies take little room and no turn is long.
+    fn fetch(&mut self, fetching: Fetching, tier: &mut dyn Tier) {
+        let next = fetching.pages[fetching.done..].iter().take(FETCHED_AT_ONCE);
+        let ticket = tier.fetch(next.map(|(_, name)| *name).collect());
+        self.fetching.insert(ticket, fetching);
+    }
+
+    /// Gives pages that have come their places in the cache.
+    fn put_back(&mut self, fetched: Fetched, tier: &mut dyn Tier) {
+        let Some(mut fetching) = self.fetching.remove(&fetched.ticket) else { return };
+        let (runner, copies, id) = (&mut self.runner, fetched.pages, fetching.id);
+        let pages = &fetching.pages[fetching.done..][..copies.len()];
+        let mut whole = true;
+        let mut fill = |index: usize, evicted: Vec<Unkept>, page: PageId| {
+            keep(&mut **runner, tier, evicted);
+            let group = pages[index].1.group as usize;
+            let copied = copies[index].as_ref().map(|copy| guarded(|| runner.copy_in(group, page, copy)));
+            let filled = matches!(copied, Some(Ok(())));
+            whole &= filled;
+            filled
+        };
+        self.scheduler.restore(id, pages, &mut fill);
+        fetching.done += copies.len();
+        let Some(sequence) = self.scheduler.get_mut(id) else { return };
+        // Behind a page that is gone nothing can be gone on from.
+        if !whole || fetching.done == fetching.pages.len() {
+            sequence.restoring = Restoring::Done { before: Some(fetching.before) };
+        } else {
+            self.fetch(fetching, tier);
+        }
+    }
+
+    /// Copies pages that are about to be written over.
+    fn keep_evicted(&mut self) {
+        let evicted = self.scheduler.take_evicted();
+        if let Some(tier) = &mut self.tier {
+            keep(&mut *self.runner, &mut **tier, evicted);
+        }
+    }
+
+    /// Copies some pages while there is nothing else to do: they are then there after a crash, too. Whether there are more,
+    /// or some are still being written.
+    fn keep_some(&mut self) -> bool {
+        let Some(tier) = &mut self.tier else { return false };
+        let stats = tier.stats();
+        if stats.off.is_some() {
+            return false;
+        }
+        if !tier.takes() || !self.scheduler.has_unkept() {
+            let writes = stats.pages_waiting > 0;
+            if writes {
+                thread::sleep(PATIENCE);
+            }
+            return writes;
+        }
+        let unkept = self.scheduler.take_unkept(KEPT_AT_ONCE);
+        keep(&mut *self.runner, &mut **tier, unkept);
+        true
+    }
+
+    /// Copies everything that is cached, before it goes with the engine.
+    fn keep_all(mut self) {
+        if self.stats.device_lost.is_some() {
+            return;
+        }
+        let Some(mut tier) = self.tier.take() else { return };
+        loop {
+            let unkept = self.scheduler.take_unkept(KEPT_AT_ONCE);
+            if unkept.is_empty() {
+                return;
+            }
+            while !tier.takes() && tier.stats().off.is_none() {
+                thread::sleep(PATIENCE);
+            }
+            keep(&mut *self.runner, &mut *tier, unkept);
+        }
     }
 
     /// Takes in who has come; what is to become of adapters is returned.
@@ -282,7 +460,9 @@ impl Engine {
                     reply,
                     ticket: Some(ticket),
                     cached_tokens: None,
+                    restored_tokens: 0,
                     miss: None,
+                    restoring: Restoring::Unknown,
                     request,
                 });
                 leader.get_or_insert(id);
@@ -370,6 +550,30 @@ impl Engine {
         }
     }
 
+    /// Has the smaller model guess where that promises something. What it fails at costs its guesses and nothing else.
+    fn draft(&mut self) {
+        let Some(model) = &mut self.draft_model else { return };
+        let (wanted, chunk) = self.scheduler.wanted_of(model);
+        if wanted.is_empty() {
+            return;
+        }
+        let began = (self.clock)();
+        let guessed = model.guess(wanted, chunk);
+        self.scheduler.observe_model(model.pace());
+        let stats = self.stats.draft_model.get_or_insert_default();
+        stats.busy += (self.clock)().saturating_sub(began);
+        match guessed {
+            Ok(guesses) => {
+                guesses.into_iter().for_each(|guess| self.scheduler.guessed(guess.id, guess.tokens));
+            }
+            Err(reason) => {
+                stats.failed = Some(reason);
+                self.draft_model = None;
+                self.scheduler.draft_by_model(false);
+            }
+        }
+    }
+
     /// Puts the next step together and starts it; `false` when there was nothing to start.
     fn launch(&mut self) -> bool {
         let mut step = std::mem::take(&mut self.spare);
@@ -387,6 +591,7 @@ impl Engine {
         if several {
             step.tokens_of = self.scheduler.tokens_of(&step.rows);
         }
+        self.keep_evicted();
         self.scheduler.place_adapters(|number| self.adapters.place(number));
         let rows = &step.rows;
         let mut forms = self.borrow_forms(rows);
@@ -396,10 +601,11 @@ impl Engine {
         let (masks, launched) = if forms.is_empty() {
             (None, launch())
         } else {
-            beside(|| forms.iter_mut().map(|(row, form)| (*row, form.mask())).collect(), launch)
+            let masks = |lent: &mut LentForm| Masks::of(lent.row, &mut lent.form, &lent.draft);
+            beside(|| forms.iter_mut().map(masks).collect(), launch)
         };
         self.scheduler.take_back(rows);
-        for (row, form) in forms {
+        for LentForm { row, form, .. } in forms {
             self.scheduler.get_mut(rows[row].id).expect("in this step").grammar = Some(form);
         }
         for row in rows.iter().filter(|row| row.starts) {
@@ -420,15 +626,19 @@ impl Engine {
         }
     }
 
-    /// The forms whose next mask can be computed before the step is, with the indices of their rows. A runner that
-    /// computes while others wait for it gets its masks in `sample`, when the step before is known.
-    fn borrow_forms(&mut self, rows: &[Scheduled]) -> Vec<(usize, Grammar)> {
+    /// The forms whose next masks can be computed before the step is. A runner that computes while others wait for it
+    /// gets its masks in `sample`, when the step before is known.
+    fn borrow_forms(&mut self, rows: &[Scheduled]) -> Vec<LentForm> {
         if self.runner.depth() > 0 {
             return Vec::new();
         }
         let choosing = rows.iter().enumerate().filter(|(_, row)| row.samples > 0);
         choosing
-            .filter_map(|(index, row)| Some((index, self.scheduler.get_mut(row.id)?.grammar.take()?)))
+            .filter_map(|(index, row)| {
+                let sequence = self.scheduler.get_mut(row.id)?;
+                let form = sequence.grammar.take()?;
+                Some(LentForm { row: index, form, draft: sequence.draft.launched().to_vec() })
+            })
             .collect()
     }
 
@@ -442,8 +652,9 @@ impl Engine {
         let place = sequence.line - i64::from(sequence.request.priority) * PRIORITY_PLACES;
         self.line.seat(place);
         let cached_tokens = sequence.cached_tokens.unwrap_or(0);
-        let miss = sequence.miss;
-        sequence.reply.send(Event::Started { cached_tokens, miss, seed: sequence.seed });
+        let (miss, restored_tokens, seed) = (sequence.miss, sequence.restored_tokens, sequence.seed);
+        sequence.reply.send(Event::Started { cached_tokens, restored_tokens, miss, seed });
+        self.stats.prefix_restored += restored_tokens as u64;
         self.stats.prefix_queries += sequence.prompt_len() as u64;
         self.stats.prefix_hits += cached_tokens as u64;
         self.fast_forward(id);
@@ -460,6 +671,9 @@ impl Engine {
             // One by one: max_tokens may cut the stretch, and then the form is only as far as what was sent.
             if self.accept(id, Event::Token { token, logprob: None, top: Vec::new() }, token) {
                 return;
+            }
+            if let Some(sequence) = self.scheduler.get_mut(id) {
+                sequence.draft.forced(token);
             }
         }
     }
@@ -606,15 +820,25 @@ impl Engine {
         sequence.mirostat_mu = mu;
         let right = sequence.draft.observe(token);
         let drafted = question.position + 1 < row.end;
+        sequence.draft.right += usize::from(drafted && right);
         self.stats.drafted_tokens += u64::from(drafted);
         self.stats.accepted_tokens += u64::from(drafted && right);
+        if sequence.draft.by == Guesser::Model
+            && let Some(stats) = &mut self.stats.draft_model
+        {
+            stats.drafted_tokens += u64::from(drafted);
+            stats.accepted_tokens += u64::from(drafted && right);
+        }
         let event = Event::Token { token, logprob, top };
         if sequence.grammar.is_some() {
-            // A form makes no drafts: there is no next answer.
-            if !self.accept(row.id, event, token) {
+            if self.accept(row.id, event, token) {
+                return false;
+            }
+            if !(drafted && right) {
                 self.fast_forward(row.id);
             }
-            return false;
+            // Nothing is forced behind a drafted token that is right: a draft ends before that.
+            return right;
         }
         let reason = chosen(sequence, event, token);
         self.stats.generated_tokens += 1;
@@ -677,6 +901,7 @@ impl Engine {
         let usage = Usage {
             prompt_tokens: sequence.prompt_len(),
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
+            restored_tokens: sequence.restored_tokens,
             generated_tokens: sequence.generated(),
         };
         sequence.reply.send(Event::End { reason, usage });
@@ -698,6 +923,10 @@ impl Engine {
     }
 
     fn publish(&mut self) {
+        if let Some(model) = &mut self.draft_model {
+            model.retain(|id| self.scheduler.is_seated(id));
+        }
+        self.stats.tier = self.tier.as_ref().map(|tier| tier.stats());
         let (running, _) = self.scheduler.counts();
         self.stats.running = running;
         self.stats.slots = self.runner.limits().slots;
@@ -714,6 +943,10 @@ impl Engine {
     /// Checks all books; for tests.
     pub fn assert_consistent(&self) {
         self.scheduler.assert_consistent();
+        if let Some(model) = &self.draft_model {
+            model.assert_consistent();
+            assert!(self.scheduler.len() > 0 || model.referenced() == 0, "it keeps nothing of who is gone");
+        }
     }
 }
 
@@ -777,8 +1010,8 @@ fn choice_seed(seed: u64, choice: usize) -> u64 {
     seed.wrapping_add((choice as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-struct StepFailed {
-    failure: Failure,
+pub(crate) struct StepFailed {
+    pub(crate) failure: Failure,
     reach: Reach,
 }
 
@@ -794,7 +1027,7 @@ enum Reach {
 }
 
 /// Calls the runner so that neither its errors nor its panics reach further than they must.
-fn guarded<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, StepFailed> {
+pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, StepFailed> {
     let (failure, reach) = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error @ Error::DeviceLost { .. })) => (Failure::DeviceLost(error.to_string()), Reach::Device),

@@ -10,6 +10,8 @@ pub enum Event {
     Started {
         /// Prompt tokens that came from the prefix cache.
         cached_tokens: usize,
+        /// Of those, the ones whose pages were kept elsewhere and brought back.
+        restored_tokens: usize,
         /// Why no more of them did; `None` where every full page was found.
         miss: Option<Miss>,
         /// The seed that fixes this choice's random numbers.
@@ -98,6 +100,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Of those, found in the prefix cache.
     pub cached_tokens: usize,
+    /// Of those, brought back from where pages are kept beyond the device's memory.
+    pub restored_tokens: usize,
     /// Tokens chosen, the end token included.
     pub generated_tokens: usize,
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use fornax_compute::{
     Batch, Error, GivenRows, KvGroup, Output, PAGE_TOKENS, PageCopy, PageId, Row, RowState, SampleFault,
-    SampleRow, Sampled, Token,
+    SampleRow, Sampled, SplitMix64, Token,
 };
 
 use crate::{runner::Runner, scheduler::StepLimits};
@@ -47,6 +47,9 @@ pub struct FakeOptions {
 /// See the module.
 pub struct Fake {
     options: FakeOptions,
+    drafter: Option<Box<dyn Runner>>,
+    /// How often in a hundred it chooses another token than it should.
+    mistakes: Option<(SplitMix64, usize)>,
     rewinds: bool,
     feeds_back: bool,
     given: Option<usize>,
@@ -81,6 +84,8 @@ impl Fake {
         let states = with_states.map(|group| vec![Vec::new(); group.pages]).collect();
         let slots = vec![None; options.limits.slots];
         Fake {
+            drafter: None,
+            mistakes: None,
             rewinds: !options.groups.iter().any(|group| group.kind.is_state()),
             feeds_back: true,
             given: None,
@@ -92,6 +97,16 @@ impl Fake {
             states,
             slots,
         }
+    }
+
+    /// The same, with another one that drafts for it.
+    pub fn with_drafter(self, drafter: Fake) -> Fake {
+        Fake { drafter: Some(Box::new(drafter)), ..self }
+    }
+
+    /// The same, choosing another token than it should so many times in a hundred.
+    pub fn mistaken(self, seed: u64, percent: usize) -> Fake {
+        Fake { mistakes: Some((SplitMix64(seed), percent)), ..self }
     }
 
     /// The same, keeping so much of every state that sequences can go back.
@@ -255,6 +270,11 @@ impl Runner for Fake {
                 continue;
             }
             let mut token = chosen(hash, row.sampling.temperature, row.seed, row.position, row.vocab);
+            if let Some((dice, percent)) = &mut self.mistakes
+                && dice.below(100) < *percent
+            {
+                token = (token + 1) % row.vocab;
+            }
             if let Some(mask) = row.mask {
                 token = nearest(token, mask, row.vocab);
             }
@@ -316,6 +336,10 @@ impl Runner for Fake {
 
     fn sections(&self) -> usize {
         self.sections
+    }
+
+    fn drafter(&mut self) -> Option<Box<dyn Runner>> {
+        self.drafter.take()
     }
 
     fn copy_out(&mut self, group: usize, page: PageId) -> Result<PageCopy, Error> {

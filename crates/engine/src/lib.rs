@@ -7,6 +7,7 @@
 mod adapters;
 mod automaton;
 mod budget;
+mod drafting;
 mod engine;
 mod event;
 pub mod fake;
@@ -29,6 +30,7 @@ pub mod simulation;
 mod speculation;
 mod stats;
 mod sync;
+mod tier;
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,7 +48,8 @@ pub use request::{CHOICES_MAX, Capacity, ContentHash, PRIORITY_PLACES, Piece, Re
 pub use runner::Runner;
 pub use scheduler::StepLimits;
 pub use speculation::{Drafter, Speculation, look_up};
-pub use stats::{Ended, Stats};
+pub use stats::{DraftStats, Ended, Stats};
+pub use tier::{Fetched, PageName, PathName, Tier, TierStats};
 
 /// Time since an arbitrary start.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;

@@ -19,6 +19,7 @@ pub struct Local<B: Backend> {
     given: Option<usize>,
     sections: usize,
     steps: VecDeque<B::Step>,
+    drafter: Option<Box<dyn Runner>>,
 }
 
 /// What [`Local`] is made of.
@@ -54,12 +55,18 @@ impl<B: Backend> Local<B> {
             given: None,
             sections: 1,
             steps: VecDeque::new(),
+            drafter: None,
         }
     }
 
     /// The same, telling so many sections of a position apart.
     pub fn with_sections(self, sections: usize) -> Self {
         Local { sections, ..self }
+    }
+
+    /// The same, with a smaller model that drafts for it.
+    pub fn with_drafter(self, drafter: Box<dyn Runner>) -> Self {
+        Local { drafter: Some(drafter), ..self }
     }
 
     /// The same, taking rows of this many values in place of tokens: the model's own width, or a multiple of it.
@@ -149,6 +156,10 @@ impl<B: Backend> Runner for Local<B> {
 
     fn sections(&self) -> usize {
         self.sections
+    }
+
+    fn drafter(&mut self) -> Option<Box<dyn Runner>> {
+        self.drafter.take()
     }
 
     fn copy_out(&mut self, group: usize, page: PageId) -> Result<PageCopy, Error> {

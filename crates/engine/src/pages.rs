@@ -7,6 +7,7 @@ use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, PageId, RowState};
 use crate::event::Miss;
 use crate::picture::{PAGES_MAX, PageUse};
 use crate::prefix::{NodeId, PrefixTree, Units};
+use crate::tier::{Missing, PageName, Unkept, names};
 
 /// A sequence's pages: one table per KV group, and how far its tokens are in the prefix tree.
 ///
@@ -101,6 +102,10 @@ pub(crate) struct Pages {
     /// Of the others: positions from one checkpoint to the next.
     every: Vec<usize>,
     tree: PrefixTree,
+    /// Whether copies are kept elsewhere.
+    kept: bool,
+    /// Pages that were taken from the tree and of which there is no copy: their content is there until the next step.
+    evicted: Vec<Unkept>,
 }
 
 impl Pages {
@@ -123,7 +128,129 @@ impl Pages {
             every,
             pools: groups.iter().map(|group| PagePool::new(group.pages, group.window)).collect(),
             tree: PrefixTree::new(groups.len()),
+            kept: false,
+            evicted: Vec::new(),
         }
+    }
+
+    /// Copies of pages are kept elsewhere from now on.
+    pub(crate) fn keep_copies(&mut self) {
+        self.kept = true;
+        self.tree.name_paths();
+    }
+
+    /// Pages that were evicted since the last call without a copy; nothing has been written over them yet.
+    pub(crate) fn take_evicted(&mut self) -> Vec<Unkept> {
+        std::mem::take(&mut self.evicted)
+    }
+
+    /// Whether there may be pages of the tree of which there is no copy.
+    pub(crate) fn has_unkept(&self) -> bool {
+        self.pools.iter().any(|pool| !pool.unkept.is_empty())
+    }
+
+    /// At most so many pages of the tree of which there is no copy; they count as copied from now on.
+    pub(crate) fn take_unkept(&mut self, most: usize) -> Vec<Unkept> {
+        let mut unkept = Vec::new();
+        for (group, pool) in self.pools.iter_mut().enumerate() {
+            while unkept.len() < most
+                && let Some(page) = pool.unkept.pop()
+            {
+                // It may have been evicted, or entered anew, since.
+                let state = &mut pool.pages[page.0 as usize];
+                let Some(node) = state.node.filter(|_| !state.kept) else { continue };
+                state.kept = true;
+                if let Some(path) = self.tree.name(node) {
+                    unkept.push(Unkept { name: PageName { path, group: small(group) }, group, page });
+                }
+            }
+        }
+        unkept
+    }
+
+    /// What a sequence could go on from if pages that are kept elsewhere were here.
+    pub(crate) fn missing(
+        &mut self,
+        salt: &str,
+        units: Units<'_>,
+        holds: &dyn Fn(&PageName) -> bool,
+    ) -> Option<Missing> {
+        let pages_max = units.len().saturating_sub(1) / PAGE_TOKENS;
+        let mut nodes = Vec::with_capacity(pages_max);
+        let root = self.tree.root(None, salt);
+        self.tree.hold(root);
+        let mut node = root;
+        for page in 0..pages_max {
+            let Some(child) = self.tree.child(node, &units.page(page)) else { break };
+            nodes.push(child);
+            node = child;
+        }
+        let before = self.valid_in_every_group(&nodes);
+        let paths = names(salt, (0..pages_max).map(|page| units.page(page)));
+        let name = |group: usize, page: usize| PageName { path: paths[page], group: small(group) };
+        let here = |group: usize, page: usize| {
+            nodes.get(page).is_some_and(|&node| self.tree.page(node, group).is_some())
+        };
+        let there = |group: usize, page: usize| here(group, page) || holds(&name(group, page));
+        let first = |group: usize, pages: usize| match group < self.paged {
+            true => (self.pools[group].first_seen(pages * PAGE_TOKENS) / PAGE_TOKENS).min(pages),
+            false => pages - 1,
+        };
+        // Groups without a window need every page, which bounds what the others are looked up for.
+        let whole = (0..self.paged).filter(|&group| self.pools[group].window.is_none());
+        let bound = whole.map(|group| (0..pages_max).take_while(|&page| there(group, page)).count()).min();
+        let groups = 0..self.pools.len();
+        let all = |pages: usize| {
+            groups.clone().all(|group| (first(group, pages)..pages).all(|page| there(group, page)))
+        };
+        let after = (before + 1..=bound.unwrap_or(pages_max)).rev().find(|&pages| all(pages));
+        let missing = after.map(|after| {
+            let of = |group: usize| (first(group, after)..after).map(move |page| (group, page));
+            let pages = groups.clone().flat_map(of).filter(|&(group, page)| !here(group, page));
+            Missing {
+                before: before * PAGE_TOKENS,
+                after: after * PAGE_TOKENS,
+                pages: pages.map(|(group, page)| (page, name(group, page))).collect(),
+            }
+        });
+        self.tree.let_go(root);
+        missing
+    }
+
+    /// Gives pages back their places in the tree, as far as there is room. `fill` writes a page's content: before
+    /// that it is handed what was evicted for it.
+    pub(crate) fn restore(
+        &mut self,
+        salt: &str,
+        units: Units<'_>,
+        pages: &[(usize, PageName)],
+        fill: &mut dyn FnMut(usize, Vec<Unkept>, PageId) -> bool,
+    ) {
+        let Some(last) = pages.iter().map(|(at, _)| *at).max() else { return };
+        let mut node = self.tree.root(None, salt);
+        self.tree.hold(node);
+        let mut nodes = Vec::with_capacity(last + 1);
+        for at in 0..=last {
+            let child = self.tree.enter(node, &units.page(at));
+            self.tree.hold(child);
+            self.tree.let_go(node);
+            node = child;
+            nodes.push(child);
+        }
+        for (index, &(at, name)) in pages.iter().enumerate() {
+            let (group, node) = (name.group as usize, nodes[at]);
+            if self.tree.page(node, group).is_some() {
+                continue;
+            }
+            let Some(page) = self.take(group) else { break };
+            if fill(index, self.take_evicted(), page) {
+                self.tree.attach(node, group, page);
+                self.pools[group].name(page, node);
+                self.pools[group].pages[page.0 as usize].kept = true;
+            }
+            self.pools[group].let_go(page);
+        }
+        self.tree.let_go(node);
     }
 
     /// Tables for a new or resumed sequence, holding the longest run of leading pages that every group still has; with
@@ -247,6 +374,10 @@ impl Pages {
     fn take(&mut self, group: usize) -> Option<PageId> {
         let (page, evicted) = self.pools[group].take()?;
         if let Some(node) = evicted {
+            let unkept = self.kept && !self.pools[group].pages[page.0 as usize].kept;
+            if let Some(path) = self.tree.name(node).filter(|_| unkept) {
+                self.evicted.push(Unkept { name: PageName { path, group: small(group) }, group, page });
+            }
             self.tree.detach(node, group);
         }
         Some(page)
@@ -266,6 +397,7 @@ impl Pages {
                 if page != PageId::TRASH && self.tree.page(child, group).is_none() {
                     self.tree.attach(child, group, page);
                     pool.name(page, child);
+                    pool.note(page, self.kept);
                 }
             }
             self.commit_states(tables, child, (index + 1) * PAGE_TOKENS);
@@ -303,6 +435,7 @@ impl Pages {
             if own {
                 self.tree.attach(node, group, page);
                 pool.name(page, node);
+                pool.note(page, self.kept);
             }
             pool.let_go(page);
             if !answers {
@@ -366,6 +499,8 @@ struct PagePool {
     free: Vec<PageId>,
     /// Unreferenced pages that the tree still names, least recently used first.
     idle: BTreeMap<u64, PageId>,
+    /// Pages that were entered in the tree and are not copied yet, the newest last; some may be gone again.
+    unkept: Vec<PageId>,
     /// Orders `idle`.
     tick: u64,
     window: Option<u32>,
@@ -379,6 +514,8 @@ struct PageState {
     node: Option<NodeId>,
     /// Its key in `idle` while it is there.
     idle_since: u64,
+    /// Whether there is a copy of its content elsewhere.
+    kept: bool,
 }
 
 impl PagePool {
@@ -388,6 +525,7 @@ impl PagePool {
             pages: vec![PageState::default(); pages],
             free: (1..pages).rev().map(page_id).collect(),
             idle: BTreeMap::new(),
+            unkept: Vec::new(),
             tick: 0,
             window,
         }
@@ -464,6 +602,24 @@ impl PagePool {
         let state = self.state(page);
         assert!(state.node.is_none() && state.references > 0, "only an owner enters its page, once");
         state.node = Some(node);
+        state.kept = false;
+    }
+
+    /// Remembers that a page is to be copied when there is time, where copies are kept.
+    fn note(&mut self, page: PageId, kept: bool) {
+        if !kept {
+            return;
+        }
+        if self.unkept.len() >= 2 * self.pages.len() {
+            let pages = &self.pages;
+            self.unkept.retain(|page| {
+                let state = &pages[page.0 as usize];
+                state.node.is_some() && !state.kept
+            });
+            self.unkept.sort_unstable();
+            self.unkept.dedup();
+        }
+        self.unkept.push(page);
     }
 
     fn state(&mut self, page: PageId) -> &mut PageState {
@@ -497,6 +653,10 @@ impl PagePool {
             );
         }
     }
+}
+
+fn small(group: usize) -> u32 {
+    u32::try_from(group).expect("few groups")
 }
 
 fn page_id(index: usize) -> PageId {

@@ -8,6 +8,7 @@ use std::{
 use fornax_compute::{PAGE_TOKENS, PageId};
 
 use crate::request::{ContentHash, Piece};
+use crate::tier::PathName;
 
 /// What was read at a position. Two images have the same placeholder tokens: what is kept of them is told apart by what
 /// they are, never by those.
@@ -75,6 +76,8 @@ struct Node {
     children: Vec<NodeId>,
     /// A hash of the whole path, by which it is remembered when it is gone.
     path: u64,
+    /// The path's name beyond this process, where copies of its pages may be kept.
+    name: Option<PathName>,
     content: Content,
     /// Children, pages and sequences that rely on this node; it goes with the last of them.
     references: u32,
@@ -95,6 +98,8 @@ pub(crate) struct PrefixTree<S = RandomState> {
     /// (parent, hash of the content) to the nodes with that hash: almost always one.
     index: HashMap<(Option<NodeId>, u64), Vec<NodeId>>,
     groups: usize,
+    /// Whether paths have names beyond this process.
+    named: bool,
     hasher: S,
     forgotten: Forgotten,
 }
@@ -134,7 +139,19 @@ impl PrefixTree {
 impl<S: BuildHasher> PrefixTree<S> {
     fn with_hasher(groups: usize, hasher: S) -> Self {
         let (nodes, vacant, index) = (Vec::new(), Vec::new(), HashMap::new());
-        PrefixTree { nodes, vacant, index, groups, hasher, forgotten: Forgotten::default() }
+        let forgotten = Forgotten::default();
+        PrefixTree { nodes, vacant, index, groups, named: false, hasher, forgotten }
+    }
+
+    /// Gives names to paths from now on.
+    pub(crate) fn name_paths(&mut self) {
+        self.named = true;
+    }
+
+    /// The name of what is read up to the end of `node`. There is none of what an adapter made: numbers of adapters are
+    /// given anew in each process.
+    pub(crate) fn name(&self, node: NodeId) -> Option<PathName> {
+        self.node(node).name
     }
 
     /// The root of an adapter and a salt, made if it is new. Unless held it may go with its last child.
@@ -276,8 +293,9 @@ impl<S: BuildHasher> PrefixTree<S> {
             Some(parent) => self.hasher.hash_one((self.node(parent).path, hash)),
             None => hash,
         };
+        let name = self.named.then(|| self.named_as(parent, &content)).flatten();
         let pages = vec![None; self.groups];
-        let node = Node { parent, children: Vec::new(), path, content, references: 0, pages };
+        let node = Node { parent, children: Vec::new(), path, name, content, references: 0, pages };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.nodes[id.0 as usize] = Some(node);
@@ -293,6 +311,14 @@ impl<S: BuildHasher> PrefixTree<S> {
             self.node_mut(parent).children.push(id);
         }
         id
+    }
+
+    fn named_as(&self, parent: Option<NodeId>, content: &Content) -> Option<PathName> {
+        match content {
+            Content::Root(Some(_), _) => None,
+            Content::Root(None, salt) => Some(PathName::root(salt)),
+            Content::Units(units) => Some(self.node(parent?).name?.and(units)),
+        }
     }
 
     fn node(&self, id: NodeId) -> &Node {

@@ -3,12 +3,38 @@
 use fornax_compute::{Given, SampleRow};
 
 use crate::{
+    grammar::Grammar,
     scheduler::{Scheduled, Scheduler},
     sequence::{Sequence, SequenceId},
 };
 
-/// The index of a row, and which tokens its form allows next.
-pub(crate) type Mask = (usize, Result<Vec<u32>, String>);
+/// Which tokens the form of a row's sequence allows next.
+pub(crate) struct Masks {
+    /// The index of the row in the step.
+    pub(crate) row: usize,
+    /// One for each position that chooses a token, or what went wrong.
+    pub(crate) allowed: Result<Vec<Vec<u32>>, String>,
+}
+
+impl Masks {
+    /// What the form allows behind what was said, and behind each token of the draft.
+    pub(crate) fn of(row: usize, form: &mut Grammar, draft: &[u32]) -> Masks {
+        Masks { row, allowed: along(form, draft) }
+    }
+}
+
+fn along(form: &mut Grammar, draft: &[u32]) -> Result<Vec<Vec<u32>>, String> {
+    let mut allowed = vec![form.mask()?];
+    if draft.is_empty() {
+        return Ok(allowed);
+    }
+    let mut ahead = form.copied();
+    for &token in draft {
+        ahead.accept(token)?;
+        allowed.push(ahead.mask()?);
+    }
+    Ok(allowed)
+}
 
 /// One question to the sampler.
 pub(crate) struct Question {
@@ -46,7 +72,7 @@ pub(crate) struct Others {
 /// token is known already. `masks` are those that were computed beside the step, in the order of its rows.
 pub(crate) fn ask(
     rows: &mut [Scheduled],
-    masks: Vec<Mask>,
+    masks: Vec<Masks>,
     scheduler: &mut Scheduler,
     asked: &mut Vec<Question>,
 ) -> Others {
@@ -57,7 +83,7 @@ pub(crate) fn ask(
     for (index, row) in rows.iter_mut().enumerate() {
         let first_wanted = wanted_before;
         wanted_before += row.wanted();
-        let mut ready = masks.next_if(|&(row, _)| row == index).map(|(_, mask)| mask);
+        let ready = masks.next_if(|masks| masks.row == index);
         let Some(sequence) = scheduler.get_mut(row.id) else { continue };
         let wanted_from = row.wanted_from;
         let wanted = |position: usize| small(first_wanted + position - wanted_from);
@@ -79,18 +105,20 @@ pub(crate) fn ask(
             sequence.sampled_ahead -= 1;
             row.samples = 0;
         }
+        if row.samples == 0 {
+            continue;
+        }
+        let draft = sequence.draft.launched();
+        let masks = ready.or_else(|| sequence.grammar.as_mut().map(|form| Masks::of(index, form, draft)));
+        let mut allowed = match masks.map(|masks| masks.allowed).transpose() {
+            Ok(allowed) => allowed.map(Vec::into_iter),
+            Err(reason) => {
+                others.broken.push((row.id, reason));
+                continue;
+            }
+        };
         for position in row.end - row.samples..row.end {
-            let mask = match ready
-                .take()
-                .or_else(|| sequence.grammar.as_mut().map(|form| form.mask()))
-                .transpose()
-            {
-                Ok(mask) => mask,
-                Err(reason) => {
-                    others.broken.push((row.id, reason));
-                    continue;
-                }
-            };
+            let mask = allowed.as_mut().map(|allowed| allowed.next().expect("one for each position"));
             let history = (row.drafts() > 0 && sequence.request.sampling.needs_history()).then(|| {
                 let drafted = position + 1 - (row.end - row.drafts());
                 [sequence.text(), &sequence.draft.launched()[..drafted]].concat()

@@ -74,6 +74,10 @@ pub trait Runner {
     fn sections(&self) -> usize {
         1
     }
+    /// The runner of a smaller model that drafts for this one, with the same tokens; given away once.
+    fn drafter(&mut self) -> Option<Box<dyn Runner>> {
+        None
+    }
     /// A page, or a state, as bytes. No step that writes to it is in flight.
     fn copy_out(&mut self, group: usize, page: PageId) -> Result<PageCopy, Error> {
         let _ = (group, page);

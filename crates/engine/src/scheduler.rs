@@ -10,22 +10,25 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     ops::Range,
+    sync::Arc,
 };
 
-use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, Row, Token};
+use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, PageId, Row, Token};
 use slotmap::{Key, SlotMap};
 
 use crate::{
     budget::{Beside, Budget, taken},
+    drafting::{DraftModel, Wanted, fitting},
     event::Miss,
     handle::Ticket,
     pages::{PageCounts, Pages},
     picture::{Picture, Progress, REQUESTS_MAX},
     prefix::Units,
     request::Piece,
-    sequence::{Leave, Seat, Sequence, SequenceId},
+    sequence::{Leave, Restoring, Seat, Sequence, SequenceId},
     shares::{Owner, Parts},
-    speculation::{Speculation, Speculator},
+    speculation::{DRAFT_MAX, Offer, Speculator, may_draft},
+    tier::{Missing, PageName, Unkept},
 };
 
 /// Bounds of one step, from the runner.
@@ -102,6 +105,10 @@ pub(crate) struct Scheduler {
     /// Prompt positions computed.
     prompt_tokens: u64,
     speculator: Speculator,
+    /// Whether a model drafts.
+    drafts_by_model: bool,
+    /// Seconds for one of its steps and for each of its tokens.
+    model_pace: Option<(f64, f64)>,
     /// Whether cached prefixes are used again.
     prefix_reuse: bool,
     computed: Sequences,
@@ -124,7 +131,7 @@ impl Scheduler {
     pub(crate) fn new(
         groups: &[KvGroup],
         limits: StepLimits,
-        speculation: Speculation,
+        speculator: Speculator,
         prefix_reuse: bool,
         computed: Sequences,
     ) -> Self {
@@ -138,7 +145,9 @@ impl Scheduler {
             slots_free: (0..slots).rev().collect(),
             preemptions: 0,
             prompt_tokens: 0,
-            speculator: Speculator::new(speculation),
+            speculator,
+            drafts_by_model: false,
+            model_pace: None,
             prefix_reuse,
             computed,
             batch: Batch::default(),
@@ -184,7 +193,9 @@ impl Scheduler {
         for &(_, id) in &self.seated {
             let sequence = self.sequence(id);
             let waits = sequence.sampled_ahead > self.computed.ahead
-                || sequence.sampled_ahead > 0 && self.speculator.worth_waiting(&sequence.draft, streams);
+                || sequence.sampled_ahead > 0
+                    && (self.speculator.worth_waiting(&sequence.draft, streams)
+                        || self.drafts_by_model && may_draft(sequence) && self.waits_for_model(sequence));
             if waits {
                 continue;
             }
@@ -195,7 +206,7 @@ impl Scheduler {
             }
         }
         // Drafts are for steps that have nothing better to do: no prompt waits to be computed.
-        let drafting = more.is_empty() && (self.waiting.is_empty() || self.slots_free.is_empty());
+        let drafting = more.is_empty() && self.is_settled();
         // What is computed in one step or not at all cannot be cut for guests.
         let Standing { several, guests } = if self.computed.whole { Standing::default() } else { standing };
         let is_guest = |id: &SequenceId| guests.contains(&self.sequence(*id).request.owner);
@@ -303,6 +314,11 @@ impl Scheduler {
         }
     }
 
+    /// Whether nobody waits who could be seated.
+    fn is_settled(&self) -> bool {
+        self.waiting.is_empty() || self.slots_free.is_empty()
+    }
+
     /// How many guessed tokens a sequence may compute beside its newest, leaving one for each of the rows `after` it.
     fn drafts_for(&self, id: SequenceId, streams: usize, after: usize, step: &StepDraft) -> usize {
         let Some(sequence) = self.sequences.get(id) else { return 0 };
@@ -311,7 +327,82 @@ impl Scheduler {
         }
         let places = sequence.positions_max() - sequence.launched;
         let room = step.tokens_left.min(step.wanted_left).min(places).saturating_sub(after + 1);
-        self.speculator.count(&sequence.draft, streams).min(room)
+        let count = self.speculator.count(&sequence.draft, streams).min(room);
+        match &sequence.grammar {
+            Some(form) if count > 0 => {
+                let end_tokens = &sequence.request.sampling.end_tokens;
+                fitting(form, &sequence.draft.guess()[..count], end_tokens, self.speculator.forces())
+            }
+            _ => count,
+        }
+    }
+
+    /// From now on a model drafts, or none does any more.
+    pub(crate) fn draft_by_model(&mut self, drafts: bool) {
+        self.drafts_by_model = drafts;
+    }
+
+    /// Sequences that the model should guess about now, with what it would have to read in one turn at most.
+    pub(crate) fn wanted_of(&self, model: &DraftModel) -> (Vec<Wanted>, usize) {
+        let (mut wanted, mut chunk) = (Vec::new(), 0);
+        if !self.is_settled() || self.seated.iter().any(|&(_, id)| self.sequence(id).is_reading()) {
+            return (wanted, chunk);
+        }
+        for &(_, id) in &self.seated {
+            let sequence = self.sequence(id);
+            let Some(seat) = &sequence.seat else { continue };
+            let newest = sequence.tokens.len() - 1;
+            // Of what is guessed, at least one token has to be verified before the last one that may come.
+            let left = sequence.positions_max() - newest.min(sequence.positions_max());
+            let ready = sequence.sampled_ahead == 0 && sequence.leave.is_none() && may_draft(sequence);
+            if !ready || sequence.launched != newest || left < 2 || sequence.request.embeds {
+                continue;
+            }
+            let text = sequence.text();
+            if text.len() + DRAFT_MAX > model.context() {
+                continue;
+            }
+            let offer = self.offer(sequence, model.pace(), model.missing(id, text));
+            let Some(asking) = self.speculator.asks_model(&sequence.draft, &offer) else { continue };
+            chunk = chunk.max(asking.chunk);
+            wanted.push(Wanted {
+                id,
+                slot: seat.slot,
+                text: text.to_vec(),
+                count: asking.count.min(left - 1),
+                request: Arc::clone(&sequence.request),
+                seed: sequence.seed,
+                position: sequence.tokens.len(),
+                generated: sequence.generated(),
+                form: sequence.grammar.clone(),
+                forces: self.speculator.forces(),
+            });
+        }
+        (wanted, chunk)
+    }
+
+    fn offer(&self, sequence: &Sequence, model: Option<(f64, f64)>, missing: usize) -> Offer {
+        let left = sequence.request.max_tokens.saturating_sub(sequence.generated());
+        let generated = sequence.generated();
+        Offer { model, streams: self.seated.len(), missing, generated, left }
+    }
+
+    /// Whether a sequence would rather know its token than go on without a guess of the model, which reads along.
+    fn waits_for_model(&self, sequence: &Sequence) -> bool {
+        let offer = self.offer(sequence, self.model_pace, 1);
+        self.speculator.asks_model(&sequence.draft, &offer).is_some()
+    }
+
+    /// The model's guess about a sequence.
+    pub(crate) fn guessed(&mut self, id: SequenceId, tokens: Vec<u32>) {
+        if let Some(sequence) = self.get_mut(id) {
+            sequence.draft.guessed(tokens);
+        }
+    }
+
+    /// Whether a sequence has a seat.
+    pub(crate) fn is_seated(&self, id: SequenceId) -> bool {
+        self.sequences.get(id).is_some_and(|sequence| sequence.seat.is_some())
     }
 
     /// Adds a seated sequence's missing positions to the step, as many as fit, and drafts if there is room for all.
@@ -442,7 +533,7 @@ impl Scheduler {
     fn seat_waiting(&mut self, guests: bool, parts: &mut Parts, step: &mut StepDraft) {
         while let Some(id) = parts.next(guests) {
             let sequence = self.sequence(id);
-            if self.waits_for_leader(sequence) {
+            if self.waits_for_leader(sequence) || sequence.restoring == Restoring::Waits {
                 continue;
             }
             if self.slots_free.is_empty() && !self.unseat_for(id, parts, step) {
@@ -474,6 +565,9 @@ impl Scheduler {
             }
             if sequence.cached_tokens.is_none() {
                 sequence.cached_tokens = Some(hit.min(sequence.request.prompt.len()));
+                if let Restoring::Done { before: Some(before) } = sequence.restoring {
+                    sequence.restored_tokens = hit.min(sequence.request.prompt.len()).saturating_sub(before);
+                }
                 // Of a prompt without a full page nothing is ever kept.
                 let whole = sequence.scored.is_some() && sequence.prompt_len() > PAGE_TOKENS;
                 sequence.miss = if whole { Some(Miss::Whole) } else { miss };
@@ -485,6 +579,63 @@ impl Scheduler {
             self.waiting.remove(&(line, id));
             self.seated.insert((line, id));
         }
+    }
+
+    /// Sequences that would be seated next and of which nobody knows whether pages could be brought back.
+    pub(crate) fn unrestored(&mut self) -> Vec<SequenceId> {
+        let next = self.waiting.iter().map(|&(_, id)| id).take(self.slots_free.len());
+        let next: Vec<SequenceId> = next.collect();
+        let unknown = |id: &SequenceId| {
+            let sequence = self.sequence(*id);
+            sequence.restoring == Restoring::Unknown && !self.waits_for_leader(sequence)
+        };
+        next.into_iter().filter(unknown).collect()
+    }
+
+    /// Whether anybody waits for pages that are being brought back.
+    pub(crate) fn restores(&self) -> bool {
+        self.waiting.iter().any(|&(_, id)| self.sequence(id).restoring == Restoring::Waits)
+    }
+
+    /// What a sequence could go on from if pages that are kept elsewhere were here. There is nothing of what an adapter
+    /// made.
+    pub(crate) fn missing(&mut self, id: SequenceId, holds: &dyn Fn(&PageName) -> bool) -> Option<Missing> {
+        let sequence = self.sequences.get(id)?;
+        if sequence.request.adapter.is_some() || !self.prefix_reuse {
+            return None;
+        }
+        self.pages.missing(&sequence.request.salt, sequence.cacheable(), holds)
+    }
+
+    /// Gives pages back to the prefix that a sequence waits for; see [`Pages::restore`].
+    pub(crate) fn restore(
+        &mut self,
+        id: SequenceId,
+        pages: &[(usize, PageName)],
+        fill: &mut dyn FnMut(usize, Vec<Unkept>, PageId) -> bool,
+    ) {
+        let Some(sequence) = self.sequences.get(id).filter(|sequence| !sequence.has_ended()) else { return };
+        self.pages.restore(&sequence.request.salt, sequence.cacheable(), pages, fill);
+    }
+
+    /// Copies of pages are kept elsewhere from now on.
+    pub(crate) fn keep_copies(&mut self) {
+        self.pages.keep_copies();
+    }
+
+    /// Pages that were evicted without a copy, which the next step may write over.
+    pub(crate) fn take_evicted(&mut self) -> Vec<Unkept> {
+        self.pages.take_evicted()
+    }
+
+    /// Whether there may be pages without a copy.
+    pub(crate) fn has_unkept(&self) -> bool {
+        self.pages.has_unkept()
+    }
+
+    /// At most so many pages without a copy.
+    pub(crate) fn take_unkept(&mut self, most: usize) -> Vec<Unkept> {
+        self.pages.take_unkept(most)
     }
 
     /// Whether another choice of the same request is still computing the prompt they share.
@@ -552,6 +703,7 @@ impl Scheduler {
         let sequence = self.sequences.get_mut(id).expect("seated");
         assert_eq!(sequence.steps_in_flight, 0, "pages in flight stay");
         (sequence.launched, sequence.computed, sequence.leave) = (0, 0, None);
+        sequence.restoring = Restoring::Unknown;
         let line = sequence.line;
         self.unseat(id);
         self.waiting.insert((line, id));
@@ -588,8 +740,9 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get_mut(row.id).filter(|sequence| !sequence.has_ended()) else {
             return;
         };
-        sequence.draft.in_flight = 0;
-        let right = row.end.min(sequence.tokens.len() - 1);
+        // Behind a wrong guess a form may have forced tokens that nobody computed.
+        let right = row.end - row.drafts() + sequence.draft.right;
+        sequence.draft.launch(0);
         sequence.launched = right;
         computed(sequence, right, &mut self.pages);
     }
@@ -608,12 +761,17 @@ impl Scheduler {
         self.speculator.observe(tokens, seconds);
     }
 
+    /// What steps of the model that drafts take.
+    pub(crate) fn observe_model(&mut self, pace: Option<(f64, f64)>) {
+        self.model_pace = pace;
+    }
+
     /// A step that named this sequence was lost.
     pub(crate) fn dropped(&mut self, row: &Scheduled) {
         let sequence = self.sequences.get_mut(row.id).expect("kept while in flight");
         sequence.steps_in_flight -= 1;
         sequence.sampled_ahead -= usize::from(row.samples > 0);
-        sequence.draft.in_flight = 0;
+        sequence.draft.launch(0);
         self.settle(row.id);
     }
 
@@ -625,6 +783,9 @@ impl Scheduler {
     /// The sequence has had its last event: everything it holds returns, now or when its last step is collected.
     pub(crate) fn end(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.get_mut(id) else { return };
+        if self.drafts_by_model && sequence.generated() > 0 {
+            self.speculator.ended(&sequence.draft);
+        }
         sequence.leave = Some(Leave::Ended);
         self.settle(id);
     }
@@ -790,7 +951,7 @@ fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraf
     let ahead = len - known.len();
     assert!(ahead <= 1, "only the newest token may still be on the device");
     assert!(ahead == 0 || drafts == 0, "drafts follow a known token");
-    sequence.draft.in_flight = drafts;
+    sequence.draft.launch(drafts);
     let tables = &mut sequence.seat.as_mut().expect("seated").tables;
     let states = tables.states(start, end);
     let row = Row {

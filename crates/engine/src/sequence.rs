@@ -56,8 +56,26 @@ pub(crate) struct Sequence {
     pub(crate) ticket: Option<Ticket>,
     /// Prompt tokens found in the prefix cache when it was first seated.
     pub(crate) cached_tokens: Option<usize>,
+    /// Of those, the ones whose pages were brought back.
+    pub(crate) restored_tokens: usize,
     /// Why no more were.
     pub(crate) miss: Option<Miss>,
+    /// Whether pages of its prefix are being brought back.
+    pub(crate) restoring: Restoring,
+}
+
+/// Pages of a prefix that are kept beyond the device's memory, on their way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Restoring {
+    /// Nobody has looked whether there are any.
+    Unknown,
+    /// They are being read, and the sequence waits for them.
+    Waits,
+    /// They are there, or there were none. So many tokens had been here before.
+    Done {
+        /// Tokens found without them; `None` where nothing was brought back.
+        before: Option<usize>,
+    },
 }
 
 /// What a running sequence holds.
@@ -130,6 +148,11 @@ impl Sequence {
     pub(crate) fn cacheable(&self) -> Units<'_> {
         let unscored = self.unscored(0);
         self.units(if unscored.is_empty() { self.tokens.len() } else { unscored.start + 1 })
+    }
+
+    /// Whether more than its newest token is to be computed.
+    pub(crate) fn is_reading(&self) -> bool {
+        self.leave.is_none() && self.target() > self.launched + 1
     }
 
     /// Whether it has had its last event.

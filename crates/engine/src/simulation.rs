@@ -4,16 +4,17 @@
 //! that every token is the one the pages should have yielded, and that every page and slot is back.
 
 use std::{
-    collections::VecDeque,
-    sync::{Arc, LazyLock},
+    cell::RefCell,
+    collections::{HashMap, VecDeque},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, Sampling, SplitMix64};
+use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, PageCopy, Sampling, SplitMix64};
 
 use crate::{
-    ContentHash, EndReason, Engine, EngineOptions, Event, Grammar, Handle, Piece, QueueLimits, Refusal,
-    Reply, Request, Speculation, StepLimits, Turn,
+    ContentHash, EndReason, Engine, EngineOptions, Event, Fetched, Grammar, Handle, PageName, Piece,
+    QueueLimits, Refusal, Reply, Request, Speculation, StepLimits, Tier, TierStats, Turn,
     automaton::{Automaton, State},
     fake::{Fake, FakeOptions, Fault, ahead, embedding, logprob, nearest, next_token, rotated, word},
 };
@@ -43,8 +44,18 @@ pub struct Life {
     pub drafted: u64,
     /// Of those, the ones that were right.
     pub accepted: u64,
+    /// Tokens computed ahead because a model guessed them.
+    pub drafted_by_model: u64,
+    /// Of those, the ones that were right.
+    pub accepted_by_model: u64,
+    /// Models that drafted until they failed.
+    pub drafters_failed: u64,
+    /// Tokens checked under a form.
+    pub formed: u64,
     /// Prompt tokens that came from the prefix cache.
     pub cached: u64,
+    /// Of those, the ones whose pages were kept elsewhere and brought back.
+    pub restored: u64,
     /// Sequences preempted.
     pub preemptions: u64,
     /// Tokens checked where a state is kept.
@@ -72,7 +83,12 @@ impl Life {
             &mut self.embedded,
             &mut self.drafted,
             &mut self.accepted,
+            &mut self.drafted_by_model,
+            &mut self.accepted_by_model,
+            &mut self.drafters_failed,
+            &mut self.formed,
             &mut self.cached,
+            &mut self.restored,
             &mut self.preemptions,
             &mut self.stateful,
             &mut self.checkpointed,
@@ -91,7 +107,12 @@ impl Life {
             other.embedded,
             other.drafted,
             other.accepted,
+            other.drafted_by_model,
+            other.accepted_by_model,
+            other.drafters_failed,
+            other.formed,
             other.cached,
+            other.restored,
             other.preemptions,
             other.stateful,
             other.checkpointed,
@@ -140,18 +161,32 @@ static FORM: LazyLock<Grammar> = LazyLock::new(|| {
 pub fn live(seed: u64, arrivals: usize) -> Life {
     let mut dice = Dice::new(seed);
     let world = World::roll(&mut dice);
-    let (mut engine, handle) = world.engine(seed);
     let mut life = Life::default();
+    match &world.shelf {
+        None => life_of(&world, seed, &mut dice, arrivals, &mut life),
+        Some(_) => {
+            // What one engine kept is there for the next one.
+            life_of(&world, seed, &mut dice, arrivals / 2, &mut life);
+            life_of(&world, seed ^ 0x5eed, &mut dice, arrivals - arrivals / 2, &mut life);
+        }
+    }
+    life
+}
+
+/// The life of one engine.
+fn life_of(world: &World, seed: u64, dice: &mut Dice, arrivals: usize, life: &mut Life) {
+    let (mut engine, handle) = world.engine(seed);
+    let admitted_before = life.admitted;
     let mut open: Vec<Watched> = Vec::new();
     let mut left = arrivals;
     loop {
         while left > 0 && dice.chance(world.arrival_percent) {
             left -= 1;
-            world.submit(&mut dice, &handle, &mut open, &mut life);
+            world.submit(dice, &handle, &mut open, life);
         }
         let turn = engine.turn();
         life.turns += 1;
-        open.retain_mut(|watched| watched.read(&world, &mut life));
+        open.retain_mut(|watched| watched.read(world, life));
         if dice.chance(world.cancel_percent) && !open.is_empty() {
             let gone = open.swap_remove(dice.below(open.len()));
             life.cancelled += 1;
@@ -172,12 +207,20 @@ pub fn live(seed: u64, arrivals: usize) -> Life {
     let ended = stats.ended;
     assert_eq!(
         ended.end_token + ended.form_complete + ended.length + ended.cancelled + ended.failed,
-        life.admitted,
+        life.admitted - admitted_before,
         "every choice ends exactly once"
     );
-    (life.drafted, life.accepted) = (stats.drafted_tokens, stats.accepted_tokens);
-    life.preemptions = stats.preemptions;
-    life
+    life.drafted += stats.drafted_tokens;
+    life.accepted += stats.accepted_tokens;
+    if let Some(drafter) = stats.draft_model {
+        life.drafted_by_model += drafter.drafted_tokens;
+        life.accepted_by_model += drafter.accepted_tokens;
+        life.drafters_failed += u64::from(drafter.failed.is_some());
+    }
+    life.preemptions += stats.preemptions;
+    life.restored += stats.prefix_restored;
+    drop(handle);
+    engine.run();
 }
 
 /// The fixed part of a life.
@@ -190,6 +233,10 @@ struct World {
     queue: QueueLimits,
     /// How often a drafted token is not guessed but rolled; 100 and more drafts nothing.
     wrong_draft_percent: u32,
+    /// A model that drafts, if there is one.
+    drafter: Option<Drafter>,
+    /// Where copies of pages are kept, if they are.
+    shelf: Option<Shelf>,
     fault_percent: u32,
     cancel_percent: u32,
     arrival_percent: u32,
@@ -201,6 +248,106 @@ struct World {
     feeds_back: bool,
     /// Prompts begin with a piece of one of these, so that prefixes are shared.
     stories: Vec<Story>,
+}
+
+/// A model that drafts in a life. It sees what the other one sees, as far as its pages are of the same kinds.
+#[derive(Clone, Copy)]
+struct Drafter {
+    /// How often it guesses another token than it should.
+    wrong_percent: usize,
+    /// How often one of its steps fails, which is the end of it.
+    fault_percent: u32,
+    pages: usize,
+    tokens_max: usize,
+}
+
+/// Keeps copies of pages in memory, and is no better than a disk: copies get lost, or come back as something else.
+struct Shelf {
+    copies: Arc<Mutex<HashMap<PageName, PageCopy>>>,
+    lost_percent: u32,
+    broken_percent: u32,
+    /// How often it takes no more.
+    busy_percent: u32,
+    /// How often it is asked before it answers.
+    delay: usize,
+}
+
+impl Shelf {
+    fn tier(&self, seed: u64) -> Box<dyn Tier> {
+        let shelf = Shelf { copies: Arc::clone(&self.copies), ..*self };
+        Box::new(Shelved {
+            shelf,
+            dice: RefCell::new(Dice::new(seed ^ 0x7e)),
+            asked: VecDeque::new(),
+            tickets: 0,
+        })
+    }
+}
+
+/// A [`Shelf`] in one engine's hands.
+struct Shelved {
+    shelf: Shelf,
+    dice: RefCell<Dice>,
+    /// What was asked for, and how often it is still put off.
+    asked: VecDeque<(u64, Vec<PageName>, usize)>,
+    tickets: u64,
+}
+
+impl Shelved {
+    fn copies(&self) -> MutexGuard<'_, HashMap<PageName, PageCopy>> {
+        self.shelf.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tier for Shelved {
+    fn holds(&self, name: &PageName) -> bool {
+        self.copies().contains_key(name)
+    }
+
+    fn keep(&mut self, name: PageName, copy: PageCopy) {
+        assert!(self.copies().insert(name, copy).is_none(), "a page is copied once");
+    }
+
+    fn takes(&self) -> bool {
+        !self.dice.borrow_mut().chance(self.shelf.busy_percent)
+    }
+
+    fn fetch(&mut self, names: Vec<PageName>) -> u64 {
+        assert!(!names.is_empty(), "nothing is not asked for");
+        self.tickets += 1;
+        self.asked.push_back((self.tickets, names, self.shelf.delay));
+        self.tickets
+    }
+
+    fn arrived(&mut self, _: Duration) -> Option<Fetched> {
+        let (_, _, delay) = self.asked.front_mut()?;
+        if *delay > 0 {
+            *delay -= 1;
+            return None;
+        }
+        let (ticket, names, _) = self.asked.pop_front()?;
+        let pages = names.iter().map(|name| {
+            let mut dice = self.dice.borrow_mut();
+            let copy = self.copies().get(name).cloned().filter(|_| !dice.chance(self.shelf.lost_percent))?;
+            let (bytes, fingerprint) = copy.parts();
+            let mut bytes = bytes.to_vec();
+            if dice.chance(self.shelf.broken_percent) {
+                let at = dice.below(bytes.len());
+                bytes[at] ^= 1 << dice.below(8);
+            }
+            Some(PageCopy::from_parts(bytes, fingerprint))
+        });
+        let pages = pages.collect();
+        Some(Fetched { ticket, pages })
+    }
+
+    fn seconds(&self, _: usize) -> Option<f64> {
+        None
+    }
+
+    fn stats(&self) -> TierStats {
+        TierStats { name: "shelf", pages: self.copies().len() as u64, ..TierStats::default() }
+    }
 }
 
 /// What prompts begin with.
@@ -315,6 +462,19 @@ impl World {
                 tokens_max: dice.between(context, 20 * context),
             },
             wrong_draft_percent: [5, 40, 90, 100][dice.below(4)],
+            drafter: dice.chance(40).then(|| Drafter {
+                wrong_percent: *dice.pick(&[0, 20, 60]),
+                fault_percent: *dice.pick(&[0, 0, 1]),
+                pages: 1 + dice.between(1, 3 * pages_needed),
+                tokens_max: dice.between(1, 120),
+            }),
+            shelf: dice.chance(40).then(|| Shelf {
+                copies: Arc::default(),
+                lost_percent: *dice.pick(&[0, 0, 10, 50]),
+                broken_percent: *dice.pick(&[0, 0, 10]),
+                busy_percent: *dice.pick(&[0, 30]),
+                delay: dice.below(4),
+            }),
             fault_percent: if dice.chance(30) { 3 } else { 0 },
             cancel_percent: if dice.chance(50) { 10 } else { 0 },
             arrival_percent: u32::try_from(dice.between(5, 70)).expect("small"),
@@ -344,16 +504,43 @@ impl World {
         .with_sections(self.sections);
         let fake = if self.rewinds { fake.rewinding() } else { fake };
         let fake = if self.feeds_back { fake } else { fake.without_feedback() };
+        let fake = match self.drafter {
+            Some(drafter) => fake.with_drafter(self.drafter(&drafter, seed)),
+            None => fake,
+        };
         let options = EngineOptions {
             queue: self.queue,
             speculation: self.speculation(seed),
+            tier: self.shelf.as_ref().map(|shelf| shelf.tier(seed)),
             ..EngineOptions::new(self.context, Arc::new(|| Duration::from_secs(1)))
         };
         Engine::new(Box::new(fake), options)
     }
 
+    fn drafter(&self, drafter: &Drafter, seed: u64) -> Fake {
+        let (mut dice, percent) = (Dice::new(seed ^ 0x00d4), drafter.fault_percent);
+        let faults = move || {
+            let kinds = [Fault::Launch, Fault::Sample, Fault::Collect, Fault::Panic, Fault::DeviceLost];
+            dice.chance(percent).then(|| kinds[dice.below(kinds.len())])
+        };
+        let mut groups = self.groups.clone();
+        groups.retain(|group| !group.kind.is_state());
+        groups[0].pages = drafter.pages;
+        let limits = StepLimits { tokens_max: drafter.tokens_max, ..self.limits };
+        // A window sees what its step holds, too.
+        for group in groups.iter_mut().filter(|group| group.window.is_some()) {
+            group.pages += drafter.tokens_max;
+        }
+        let (depth, vocab, faults) = (0, self.vocab, Box::new(faults));
+        let fake = Fake::new(FakeOptions { groups, limits, depth, vocab, faults });
+        fake.with_sections(self.sections).mistaken(seed ^ 0xbad, drafter.wrong_percent)
+    }
+
     /// Drafts what a greedy request would choose, with mistakes.
     fn speculation(&self, seed: u64) -> Speculation {
+        if self.drafter.is_some() {
+            return Speculation::AlwaysByModel;
+        }
         if self.wrong_draft_percent >= 100 {
             return Speculation::Off;
         }
@@ -516,6 +703,7 @@ impl Watched {
         );
         self.tokens.push(token);
         life.tokens += 1;
+        life.formed += u64::from(self.form.is_some());
         life.stateful += u64::from(world.has_states());
         life.given += u64::from(!self.request.pieces.is_empty());
         life.whole += u64::from(self.request.pieces.iter().any(|piece| piece.whole));
@@ -594,7 +782,7 @@ impl Dice {
 #[cfg(test)]
 mod tests {
     use std::sync::{
-        Mutex, OnceLock,
+        OnceLock,
         atomic::{AtomicU64, Ordering},
     };
 
@@ -616,6 +804,12 @@ mod tests {
         assert!(all.refused > 10 && all.answered > 1000, "{all:?}");
         assert!(all.stateful > 1000 && all.checkpointed > 1000 && all.given > 1000, "{all:?}");
         assert!(all.whole > 300, "{all:?}");
+        assert!(all.restored > 1000, "{all:?}");
+        assert!(all.drafted_by_model > 1000 && all.drafters_failed > 5 && all.formed > 1000, "{all:?}");
+        assert!(
+            all.accepted_by_model > 1000 && all.drafted_by_model > all.accepted_by_model + 1000,
+            "{all:?}"
+        );
         assert!(all.scored > 1000 && all.accepted > 1000 && all.drafted > 2 * all.accepted, "{all:?}");
     }
 
@@ -632,6 +826,8 @@ mod tests {
             context: 64,
             queue: QueueLimits { requests_max: 2000, tokens_max: 100_000 },
             wrong_draft_percent: 100,
+            drafter: None,
+            shelf: None,
             fault_percent: 0,
             cancel_percent: 0,
             arrival_percent: 0,

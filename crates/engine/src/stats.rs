@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::pages::PageCounts;
+use crate::{pages::PageCounts, tier::TierStats};
 
 /// Counts since the start, and the state after the last step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,12 +32,18 @@ pub struct Stats {
     pub prefix_queries: u64,
     /// Prompt tokens found there.
     pub prefix_hits: u64,
+    /// Of those, the ones whose pages were kept elsewhere and brought back for the request.
+    pub prefix_restored: u64,
+    /// What keeps pages beyond the device's memory, if anything does.
+    pub tier: Option<TierStats>,
     /// Tokens chosen.
     pub generated_tokens: u64,
     /// Tokens that were guessed and computed ahead.
     pub drafted_tokens: u64,
     /// Of those, the ones that were right: tokens that cost no step.
     pub accepted_tokens: u64,
+    /// What the model that drafts did, if there is one.
+    pub draft_model: Option<DraftStats>,
     /// Sequences that lost their seat to somebody before them in line.
     pub preemptions: u64,
     /// Choices that ended by an end token, by length, by cancelling, by a failure.
@@ -48,6 +54,19 @@ pub struct Stats {
     pub stuck: bool,
     /// What the driver said when the device was lost; everything has failed and nothing is taken any more.
     pub device_lost: Option<String>,
+}
+
+/// What a model that drafts did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DraftStats {
+    /// Of all drafted tokens, those that it guessed.
+    pub drafted_tokens: u64,
+    /// Of those, the ones that were right.
+    pub accepted_tokens: u64,
+    /// What it took to guess them.
+    pub busy: Duration,
+    /// Why it guesses nothing any more, if it failed.
+    pub failed: Option<String>,
 }
 
 /// How choices ended.

@@ -10,8 +10,8 @@ use fornax_compute::{
     cpu::{Activations, Cpu, CpuOptions},
 };
 use fornax_engine::{
-    Engine, EngineOptions, Event, Handle, Local, LocalParts, QueueLimits, Reply, Request, Speculation, Stats,
-    StepLimits, Turn, look_up,
+    DraftStats, Engine, EngineOptions, Event, Handle, Local, LocalParts, QueueLimits, Reply, Request,
+    Speculation, Stats, StepLimits, Turn, look_up,
 };
 use fornax_format::Checkpoint;
 use fornax_model::{Config, Limits};
@@ -32,6 +32,19 @@ struct Setting {
 
 impl Setting {
     fn engine(&self, speculation: Speculation) -> (Engine, Handle) {
+        self.engine_of(self.runner(), speculation)
+    }
+
+    fn engine_of(&self, runner: Local<Cpu>, speculation: Speculation) -> (Engine, Handle) {
+        let options = EngineOptions {
+            queue: QueueLimits { requests_max: 100, tokens_max: 10_000 },
+            speculation,
+            ..EngineOptions::new(CONTEXT, Arc::new(|| Duration::ZERO))
+        };
+        Engine::new(Box::new(runner), options)
+    }
+
+    fn runner(&self) -> Local<Cpu> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(self.fixture);
         let checkpoint = Checkpoint::open(&path).unwrap();
         let config = Config::read(&checkpoint).unwrap();
@@ -49,7 +62,7 @@ impl Setting {
         let model = fornax_model::load(&checkpoint, &config, &backend, limits, &mut |_, _| {}).unwrap();
         let groups = config.kv_groups(self.pages);
         let kv = backend.alloc_kv(&KvSpec { groups: groups.clone(), dtype: self.kv }).unwrap();
-        let local = Local::new(LocalParts {
+        Local::new(LocalParts {
             backend,
             model,
             kv,
@@ -57,13 +70,7 @@ impl Setting {
             limits: StepLimits { tokens_max: self.tokens_max, wanted_max, slots: self.slots },
             depth: 0,
             vocab: u32::try_from(config.vocab).unwrap(),
-        });
-        let options = EngineOptions {
-            queue: QueueLimits { requests_max: 100, tokens_max: 10_000 },
-            speculation,
-            ..EngineOptions::new(CONTEXT, Arc::new(|| Duration::ZERO))
-        };
-        Engine::new(Box::new(local), options)
+        })
     }
 }
 
@@ -130,7 +137,19 @@ fn together(setting: &Setting, wanted: &[Answer], what: &str) -> Stats {
 }
 
 fn together_drafting(setting: &Setting, wanted: &[Answer], what: &str, speculation: Speculation) -> Stats {
-    let (mut engine, handle) = setting.engine(speculation);
+    twice(setting.engine(speculation), setting, wanted, what)
+}
+
+/// All requests at once, while another model drafts.
+fn together_drafted_by(setting: &Setting, drafter: &Setting, wanted: &[Answer], what: &str) -> DraftStats {
+    let runner = setting.runner().with_drafter(Box::new(drafter.runner()));
+    let engine = setting.engine_of(runner, Speculation::AlwaysByModel);
+    let drafts = twice(engine, setting, wanted, what).draft_model.unwrap();
+    assert_eq!(drafts.failed, None);
+    drafts
+}
+
+fn twice((mut engine, handle): (Engine, Handle), setting: &Setting, wanted: &[Answer], what: &str) -> Stats {
     for round in ["first", "second"] {
         let replies = requests().into_iter().flat_map(|request| handle.submit(request).unwrap()).collect();
         let answers = drain(&mut engine, replies);
@@ -233,6 +252,19 @@ fn check_all(fixture: &'static str, keeps: Keeps) {
         together_drafting(&base, &wanted, "drafts from repetitions", repetitions);
         let narrow = Setting { pages: 9, slots: 6, ..base };
         together_drafting(&narrow, &wanted, "drafts in a pool for one", mostly_right(&wanted));
+        let itself = together_drafted_by(&base, &base, &wanted, "drafts by itself");
+        assert!(itself.drafted_tokens > 100, "{itself:?}");
+        assert_eq!(itself.accepted_tokens, itself.drafted_tokens, "the same model says the same");
+        // The same weights with other activations and in little room are often right, and sometimes not.
+        let (activations, kv) = match activations {
+            Activations::Float => (Activations::Integer, KvDType::Q8_0),
+            _ => (Activations::Float, KvDType::F32),
+        };
+        let other = Setting { activations, kv, pages: 12, tokens_max: 20, ..base };
+        let drafts = together_drafted_by(&base, &other, &wanted, "drafts by another");
+        assert!(drafts.accepted_tokens > 50, "{drafts:?}");
+        let drafts = together_drafted_by(&narrow, &other, &wanted, "drafts by another in a pool for one");
+        assert!(drafts.accepted_tokens > 10, "{drafts:?}");
         in_few_pages(&base, &wanted);
     }
 }

@@ -1,5 +1,5 @@
 //! What drafts gain: the same greedy answers with and without them, by turns.
-//! `cargo run --release -p fornax --example drafts -- MODEL [ROUNDS]`
+//! `cargo run --release -p fornax --example drafts -- MODEL [ROUNDS [DRAFT]]`, where DRAFT is a model that drafts.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 use anyhow::{Context, Result, ensure};
@@ -19,8 +19,12 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().context("which model?")?;
     let rounds: usize = arguments.next().map_or(Ok(5), |rounds| rounds.parse())?;
-    let open = |drafts| OpenOptions::new(&path).context(1024).drafts(drafts).open();
-    let (with, without) = (open(true)?, open(false)?);
+    let open = |drafts| OpenOptions::new(&path).context(1024).drafts(drafts);
+    let with = match arguments.next() {
+        Some(draft) => open(true).draft(draft).open()?,
+        None => open(true).open()?,
+    };
+    let without = open(false).open()?;
     for (name, text) in PROMPTS {
         let request = Request {
             max_tokens: Some(128),
@@ -45,6 +49,10 @@ fn main() -> Result<()> {
     }
     let stats = with.stats();
     println!("{} of {} drafted tokens were right", stats.accepted_tokens, stats.drafted_tokens);
+    if let Some(model) = stats.draft_model {
+        let (right, drafted, busy) = (model.accepted_tokens, model.drafted_tokens, model.busy);
+        println!("{right} of {drafted} by the model that drafts, in {:.2} s", busy.as_secs_f64());
+    }
     Ok(())
 }
 

@@ -32,6 +32,15 @@ pub enum Error {
     /// The device.
     #[error(transparent)]
     Compute(#[from] fornax_compute::Error),
+    /// What pages are kept with on a disk.
+    #[error(transparent)]
+    KvDisk(#[from] fornax_disk::Error),
+    /// Pages are to be kept on a disk that nothing would ever be read from.
+    #[error("--kv-disk is not available {reason}")]
+    NoKvDisk {
+        /// Where, and why.
+        reason: String,
+    },
     /// The servers of private inference.
     #[error(transparent)]
     Private(#[from] fornax_private::Error),
@@ -216,6 +225,16 @@ pub enum Error {
         /// The token's text.
         name: &'static str,
     },
+    /// A model that cannot draft for another one.
+    #[error("{} cannot draft for {}: {reason}", draft.display(), model.display())]
+    Draft {
+        /// The one that should draft.
+        draft: std::path::PathBuf,
+        /// The one that it should draft for.
+        model: std::path::PathBuf,
+        /// Why it cannot.
+        reason: String,
+    },
     /// A thread that the system does not give.
     #[error("no thread for {what}: {error}")]
     Thread {
@@ -241,6 +260,7 @@ impl Error {
             Error::NewFile(error) => new_file_code(error),
             Error::Adapter(refusal) => adapter_code(refusal),
             Error::Compute(error) => compute_code(error),
+            Error::KvDisk(_) | Error::NoKvDisk { .. } => Code::InvalidInput,
             Error::Private(error) => private_code(error),
             Error::DoesNotFit { .. } => Code::ModelDoesNotFit,
             Error::PromptTooLong { .. } | Error::RequestTooLong { .. } => Code::PromptTooLong,
@@ -265,7 +285,9 @@ impl Error {
             Error::Picture(fornax_image::Error::Processor { .. }) | Error::NoPlaceholder { .. } => {
                 Code::ModelUnsupported
             }
-            Error::Picture(_) | Error::Image { .. } | Error::Projector { .. } => Code::InvalidInput,
+            Error::Picture(_) | Error::Image { .. } | Error::Projector { .. } | Error::Draft { .. } => {
+                Code::InvalidInput
+            }
             Error::Unseen { .. } => Code::Internal,
             Error::Thread { .. } => Code::OutOfMemory,
         }

@@ -19,6 +19,7 @@ use fornax_text::{StopStrings, Tokenizer};
 
 use crate::answer::{Answer, Part, failed};
 use crate::device::Counted;
+use crate::kept::identity;
 use crate::open::Blueprint;
 use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
 use crate::sight::Eyes;
@@ -37,6 +38,8 @@ struct Shared {
     text: Text,
     config: Config,
     plan: Plan,
+    /// Of the model that drafts.
+    draft_plan: Option<Plan>,
     threads: usize,
     device: String,
     kind: Device,
@@ -97,6 +100,7 @@ impl Fornax {
     /// Builds the runner on the engine's thread, since device memory never leaves the thread that it belongs to.
     pub(crate) fn load(blueprint: Blueprint, progress: &mut dyn FnMut(Loading)) -> Result<Fornax, Error> {
         let (text, config, plan) = (blueprint.text.clone(), blueprint.config.clone(), blueprint.plan.clone());
+        let draft_plan = blueprint.draft.as_ref().map(|draft| draft.plan.clone());
         let sight = match (&blueprint.reading, text.tokenizer()) {
             (Ok(reading), Some(tokenizer)) => {
                 let eyes: Arc<dyn Sight> = Arc::new(Eyes::open(&blueprint.checkpoint, reading, tokenizer)?);
@@ -112,6 +116,10 @@ impl Fornax {
             options.speculation = Speculation::Off;
         }
         options.prefix_reuse = blueprint.prefix_reuse;
+        options.tier = blueprint.kv_disk.as_ref().and_then(|disk| {
+            let identity = identity(&blueprint.checkpoint, &config, &plan, &blueprint.computing);
+            disk.open(&blueprint.model, &identity)
+        });
         options.fast_forward = blueprint.fast_forward;
         if let Some(requests_max) = blueprint.queue {
             options.queue =
@@ -143,6 +151,7 @@ impl Fornax {
             text,
             config,
             plan,
+            draft_plan,
             threads,
             device,
             kind,
@@ -201,7 +210,12 @@ impl Fornax {
 
     /// Bytes by purpose: as planned, and as the allocator counted them when everything was loaded.
     pub fn memory(&self) -> Memory {
-        Memory { planned: self.shared.plan.usage(), allocated: self.shared.counted.usage }
+        let planned = self.shared.plan.usage();
+        let planned = match &self.shared.draft_plan {
+            Some(draft) => planned.and(&draft.usage()),
+            None => planned,
+        };
+        Memory { planned, allocated: self.shared.counted.usage }
     }
 
     /// The plan that it was loaded by.

@@ -52,6 +52,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Bench(args) => cli::bench::bench(args),
         Command::Convert(args) => cli::convert::convert(args),
         Command::Quantize(args) => cli::quantize::quantize(args),
+        Command::Cache(args) => cli::cache::cache(args),
         Command::Imatrix(args) => cli::imatrix::imatrix(args),
         Command::Pull(args) => cli::models::pull(args),
         Command::List(args) => cli::models::list(args),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use fornax_chat::READS_NO_IMAGES;
-use fornax_compute::cpu::{Activations, Watch};
+use fornax_compute::cpu::{Activations, Simd, Watch};
 use fornax_compute::{KvDType, Need, Pooling, Purpose};
 use fornax_engine::{Change, Plan, Remedy};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
@@ -14,6 +14,7 @@ use fornax_model::{Adapter, AdapterRoom, Config, Limits};
 
 use crate::device::{Held, Place, Setup, Wish};
 use crate::hub;
+use crate::kept::KvDisk;
 use crate::private::Private;
 use crate::sight::{IMAGE_TOKENS, Reading};
 use crate::text::Text;
@@ -41,6 +42,8 @@ pub struct OpenOptions {
     images: bool,
     image_tokens: usize,
     projector: Option<PathBuf>,
+    draft: Option<PathBuf>,
+    kv_disk: Option<KvDisk>,
     /// Names and folders.
     adapters: Vec<(String, PathBuf)>,
     adapter_room: AdapterRoom,
@@ -87,6 +90,8 @@ impl OpenOptions {
             images: true,
             image_tokens: IMAGE_TOKENS,
             projector: None,
+            draft: None,
+            kv_disk: None,
             adapters: Vec::new(),
             adapter_room: AdapterRoom::default(),
         }
@@ -256,6 +261,44 @@ impl OpenOptions {
         self
     }
 
+    /// A smaller model with the same tokens, which drafts for this one: it changes no token, only the speed. It is
+    /// loaded onto the same device, and the plan counts it.
+    pub fn draft(mut self, path: impl Into<PathBuf>) -> OpenOptions {
+        self.draft = Some(path.into());
+        self
+    }
+
+    /// Keeps pages of prompts on a disk too: what was read before a restart need not be computed again. On the CPU.
+    pub fn kv_disk(mut self, disk: KvDisk) -> OpenOptions {
+        self.kv_disk = Some(disk);
+        self
+    }
+
+    /// Refuses a disk that nothing would be read from.
+    fn check_kv_disk(&self) -> Result<(), Error> {
+        let reason = match &self.kv_disk {
+            None => return Ok(()),
+            Some(_) if self.setup.private.is_some() => {
+                "with private inference: what was said would lie on the disk".to_owned()
+            }
+            Some(_) if self.device != Device::Cpu => format!("on {}; use --device cpu", self.device),
+            Some(_) if !self.prefix_reuse => "where cached prefixes are not used again".to_owned(),
+            Some(_) => return Ok(()),
+        };
+        Err(Error::NoKvDisk { reason })
+    }
+
+    /// The model that drafts, by options of its own.
+    fn draft_options(&self, path: &Path) -> OpenOptions {
+        let mut options = OpenOptions::new(path);
+        options.device = self.device;
+        options.setup = Setup { model: path.to_owned(), context: None, private: None, ..self.setup.clone() };
+        options.parallel = self.parallel;
+        options.logit_rows = 0;
+        options.kv_dtype = self.kv_dtype;
+        options.images(false)
+    }
+
     /// Loads a low-rank adapter beside the model, from a folder as PEFT writes it. Requests of the engine's own kind
     /// ([`Fornax::handle`]) take it by its place among all that were named; each may take another one, in one batch.
     pub fn adapter(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> OpenOptions {
@@ -292,8 +335,14 @@ impl OpenOptions {
     }
 
     fn read_for(self, place: Box<dyn Place>) -> Result<Unloaded, Error> {
+        self.check_kv_disk()?;
         let (checkpoint, adapters) = (self.checkpoint()?, self.read_adapters()?);
-        Ok(Unloaded { options: self, checkpoint: Arc::new(checkpoint), adapters, place, held: None })
+        let draft = match &self.draft {
+            Some(path) => Some(Box::new(self.draft_options(path).read()?)),
+            None => None,
+        };
+        let checkpoint = Arc::new(checkpoint);
+        Ok(Unloaded { options: self, checkpoint, adapters, draft, place, held: None })
     }
 
     /// What follows from the options and the files' headers.
@@ -307,6 +356,11 @@ impl OpenOptions {
     fn read_adapters(&self) -> Result<Vec<Adapter>, Error> {
         let read = |(name, folder): &(String, PathBuf)| Ok(Adapter::new(name, AdapterFiles::open(folder)?)?);
         self.adapters.iter().map(read).collect()
+    }
+
+    /// What the model is called in messages.
+    fn name(&self) -> String {
+        self.setup.model.display().to_string()
     }
 
     /// The files, as the options say to read them.
@@ -347,6 +401,8 @@ pub struct Unloaded {
     options: OpenOptions,
     checkpoint: Arc<Checkpoint>,
     adapters: Vec<Adapter>,
+    /// What drafts for it.
+    draft: Option<Box<Unloaded>>,
     place: Box<dyn Place>,
     held: Option<Held>,
 }
@@ -367,6 +423,83 @@ impl Unloaded {
 
     /// The same with other bounds than the options': see [`OpenOptions::memory_limit`] and [`OpenOptions::returning`].
     pub fn plan_within(&self, memory_limit: Option<u64>, returning: u64) -> Result<Planned, Error> {
+        let planned = self.plan_beside(0, memory_limit, returning)?;
+        let Some(draft) = &self.draft else { return Ok(planned) };
+        self.may_be_drafted(draft, &planned.plan)?;
+        // A whole context for every request where both fit so, else for one.
+        let mut plan = draft.plan_drafting(&planned.plan, u64::MAX)?;
+        let mut both = self.plan_beside(plan.usage().total(), memory_limit, returning)?;
+        if !both.plan.fits() || both.plan.pool_tokens() < both.plan.pool_tokens_wanted() {
+            let least = draft.plan_drafting(&planned.plan, 1)?.total_bytes();
+            plan = draft.plan_drafting(&planned.plan, least)?;
+            both = self.plan_beside(plan.usage().total(), memory_limit, returning)?;
+        }
+        Ok(Planned { draft: Some(plan), ..both })
+    }
+
+    /// The plan of this model as one that drafts for what was planned.
+    fn plan_drafting(&self, drafted: &Plan, limit_bytes: u64) -> Result<Plan, Error> {
+        let trained = Config::read(&self.checkpoint)?.context as usize;
+        let wish = Wish {
+            context: Some(drafted.context.min(trained)),
+            limit_bytes,
+            vocabulary: 0,
+            ..self.wish(0, None, 0)?
+        };
+        Ok(self.place.plan((&self.checkpoint, &[]), &wish)?.plan)
+    }
+
+    /// Refuses a model whose drafts could not be verified, and one that cannot draft.
+    fn may_be_drafted(&self, draft: &Unloaded, plan: &Plan) -> Result<(), Error> {
+        let states = "it keeps states of sequences, which cannot go back behind a wrong guess";
+        if plan.states().is_some() {
+            return Err(self.cannot_draft(draft, format!("of {}, {states}", self.options.name())));
+        }
+        if self.options.setup.private.is_some() {
+            let reason = "drafts would show both servers how predictable an answer is".to_owned();
+            return Err(self.cannot_draft(draft, reason));
+        }
+        if Config::read(&self.checkpoint)?.pooling.is_some() {
+            return Err(self.cannot_draft(draft, "that one answers nothing, it makes embeddings".to_owned()));
+        }
+        let config = Config::read(&draft.checkpoint)?;
+        if config.pooling.is_some() {
+            return Err(self.cannot_draft(draft, "it makes embeddings".to_owned()));
+        }
+        if config.kv_groups(2).iter().any(|group| group.kind.is_state()) {
+            return Err(self.cannot_draft(draft, states.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn cannot_draft(&self, draft: &Unloaded, reason: String) -> Error {
+        let (draft, model) = (draft.options.setup.model.clone(), self.options.setup.model.clone());
+        Error::Draft { draft, model, reason }
+    }
+
+    /// Refuses a model that knows other tokens.
+    fn same_tokens(&self, draft: &Unloaded, texts: [&Text; 2]) -> Result<(), Error> {
+        let [own, drafting] = texts;
+        let reason = match (own.tokenizer(), drafting.tokenizer()) {
+            (Some(own), Some(drafting)) => own.differs(drafting).map(|id| {
+                let (theirs, ours) = (drafting.piece(id), own.piece(id));
+                format!("their tokenizers differ: token {id} is {theirs:?} there and {ours:?} here")
+            }),
+            (None, None) => None,
+            _ => Some("one of them has a tokenizer and the other one has none".to_owned()),
+        };
+        let counts = (drafting.vocab(), own.vocab());
+        let counted = (counts.0 != counts.1)
+            .then(|| format!("their tokenizers differ: it has {} tokens, not {}", counts.0, counts.1));
+        reason.or(counted).map_or(Ok(()), |reason| Err(self.cannot_draft(draft, reason)))
+    }
+
+    /// The same of this model alone, beside so many bytes of others.
+    fn plan_beside(&self, beside: u64, memory_limit: Option<u64>, returning: u64) -> Result<Planned, Error> {
+        self.place.plan((&self.checkpoint, &self.adapters), &self.wish(beside, memory_limit, returning)?)
+    }
+
+    fn wish(&self, beside: u64, memory_limit: Option<u64>, returning: u64) -> Result<Wish, Error> {
         let options = &self.options;
         let (tower_bytes, whole_tokens) = match self.reading() {
             Ok(reading) => {
@@ -382,12 +515,12 @@ impl Unloaded {
             logit_rows: options.logit_rows,
             vocabulary: vocabulary_tokens(&self.checkpoint),
             limit_bytes: memory_limit.unwrap_or(u64::MAX),
-            tower_bytes,
+            beside_bytes: tower_bytes.saturating_add(beside),
             whole_tokens,
             returning,
             adapter_room: options.adapter_room,
         };
-        self.place.plan((&self.checkpoint, &self.adapters), &wish)
+        Ok(wish)
     }
 
     /// What reads images for the model, or why nothing does. The inner error is of files that contradict themselves.
@@ -432,6 +565,18 @@ impl Unloaded {
         Fornax::load(self.blueprint(Some(planned))?, progress)
     }
 
+    /// All that loading the model that drafts needs.
+    fn draft_blueprint(&self, draft: &Unloaded, plan: Plan, text: &Text) -> Result<Box<Blueprint>, Error> {
+        let options = draft.options.clone();
+        let place = options.device.place(&options.setup);
+        let (checkpoint, adapters) = (Arc::clone(&draft.checkpoint), Vec::new());
+        let unloaded = Unloaded { options, checkpoint, adapters, draft: None, place, held: None };
+        let planned = Planned { plan, draft: None, remedies: Vec::new(), device: "" };
+        let blueprint = unloaded.blueprint(Some(planned))?;
+        self.same_tokens(draft, [text, &blueprint.text])?;
+        Ok(Box::new(blueprint))
+    }
+
     /// All that loading needs, by the plan given or one that is made here. What does not fit is refused here, before
     /// anything is loaded.
     fn blueprint(self, planned: Option<Planned>) -> Result<Blueprint, Error> {
@@ -465,14 +610,20 @@ impl Unloaded {
         if !planned.plan.fits() {
             return Err(planned.refusal());
         }
-        let Unloaded { options, checkpoint, adapters, place, held } = self;
+        let text = text?;
+        let draft = match (&self.draft, planned.draft) {
+            (Some(draft), Some(plan)) => Some(self.draft_blueprint(draft, plan, &text)?),
+            _ => None,
+        };
+        let Unloaded { options, checkpoint, adapters, place, held, .. } = self;
         Ok(Blueprint {
             checkpoint,
             adapters,
             config,
             reading,
-            text: text?,
+            text,
             plan: planned.plan,
+            draft,
             queue: options.queue,
             place,
             _held: held,
@@ -480,6 +631,9 @@ impl Unloaded {
             drafts: options.drafts,
             prefix_reuse: options.prefix_reuse,
             fast_forward: options.fast_forward,
+            computing: format!("{:?} {:?}", options.setup.activations, Simd::detect()),
+            model: options.setup.model,
+            kv_disk: options.kv_disk,
         })
     }
 }
@@ -493,6 +647,8 @@ pub(crate) struct Blueprint {
     pub(crate) reading: Result<Reading, &'static str>,
     pub(crate) text: Text,
     pub(crate) plan: Plan,
+    /// What drafts for it.
+    pub(crate) draft: Option<Box<Blueprint>>,
     /// Requests that may wait.
     pub(crate) queue: Option<usize>,
     pub(crate) place: Box<dyn Place>,
@@ -505,13 +661,21 @@ pub(crate) struct Blueprint {
     pub(crate) prefix_reuse: bool,
     /// Whether forced tokens are computed together.
     pub(crate) fast_forward: bool,
+    /// How it is computed, as far as bits depend on it.
+    pub(crate) computing: String,
+    /// Where it lies.
+    pub(crate) model: PathBuf,
+    /// Where its pages are kept beyond the memory.
+    pub(crate) kv_disk: Option<KvDisk>,
 }
 
 /// A plan, and what would fit where it does not.
 #[derive(Clone, Debug)]
 pub struct Planned {
-    /// What was asked for.
+    /// What was asked for. The runtime's bytes contain those of a model that drafts.
     pub plan: Plan,
+    /// The plan of the model that drafts, if there is one.
+    pub draft: Option<Plan>,
     /// What would fit instead; empty where the plan fits.
     pub remedies: Vec<Remedy>,
     /// The device that it is a plan of.
@@ -563,7 +727,6 @@ fn vocabulary_tokens(checkpoint: &Checkpoint) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -12,7 +12,7 @@ use std::{
 
 use fornax_chat::Finish;
 use fornax_compute::PAGE_TOKENS;
-use fornax_engine::Stats;
+use fornax_engine::{Stats, TierStats};
 use fornax_jobs::{Counts, State as JobState};
 
 use crate::{
@@ -56,15 +56,26 @@ pub(crate) struct ModelMetrics {
 struct Totals {
     prefix_queries: u64,
     prefix_hits: u64,
+    prefix_restored: u64,
     generated_tokens: u64,
     preemptions: u64,
+    drafted_tokens: u64,
+    accepted_tokens: u64,
+    drafted_by_model: u64,
+    accepted_by_model: u64,
 }
 
 impl Totals {
     fn and(self, stats: &Stats) -> Totals {
+        let by_model = stats.draft_model.as_ref();
         Totals {
+            drafted_tokens: self.drafted_tokens + stats.drafted_tokens,
+            accepted_tokens: self.accepted_tokens + stats.accepted_tokens,
+            drafted_by_model: self.drafted_by_model + by_model.map_or(0, |model| model.drafted_tokens),
+            accepted_by_model: self.accepted_by_model + by_model.map_or(0, |model| model.accepted_tokens),
             prefix_queries: self.prefix_queries + stats.prefix_queries,
             prefix_hits: self.prefix_hits + stats.prefix_hits,
+            prefix_restored: self.prefix_restored + stats.prefix_restored,
             generated_tokens: self.generated_tokens + stats.generated_tokens,
             preemptions: self.preemptions + stats.preemptions,
         }
@@ -165,6 +176,8 @@ impl Metrics {
         let shown: Vec<Shown<'_>> = slots.iter().map(Shown::of).collect();
         if is_ready {
             vllm(&mut page, &shown);
+            drafts(&mut page, &shown);
+            tiers(&mut page, &shown);
         }
         loads(&mut page, &shown);
         for (model, counts) in jobs {
@@ -225,6 +238,12 @@ fn vllm(page: &mut Page, models: &[Shown<'_>]) {
     count("vllm:num_preemptions_total", "Requests put back for others.", &|totals| totals.preemptions);
     count("vllm:prefix_cache_queries_total", "Prompt tokens looked up.", &|totals| totals.prefix_queries);
     count("vllm:prefix_cache_hits_total", "Prompt tokens found computed.", &|totals| totals.prefix_hits);
+    count("vllm:spec_decode_num_draft_tokens_total", "Tokens guessed and computed ahead.", &|totals| {
+        totals.drafted_tokens
+    });
+    count("vllm:spec_decode_num_accepted_tokens_total", "Of those, the ones that were right.", &|totals| {
+        totals.accepted_tokens
+    });
     for model in models {
         let own = &model.slot.metrics;
         for (reason, counter) in [("stop", &own.stop), ("length", &own.length), ("abort", &own.abort)] {
@@ -249,6 +268,69 @@ fn vllm(page: &mut Page, models: &[Shown<'_>]) {
 
 fn pages_total(model: &Shown<'_>) -> usize {
     model.stats.pages.iter().map(|group| group.total).sum()
+}
+
+/// Where prompt tokens were found, and what keeps pages beyond the device's memory.
+fn tiers(page: &mut Page, models: &[Shown<'_>]) {
+    for model in models {
+        let restored = model.totals.prefix_restored;
+        let found = [("memory", model.totals.prefix_hits - restored), ("disk", restored)];
+        for (tier, tokens) in found {
+            let labels = format!("{},tier=\"{tier}\"", model.name);
+            let help = "Prompt tokens found computed, by where.";
+            page.sample("fornax_prefix_tokens_total", "counter", help, &labels, tokens);
+        }
+    }
+    type Value = fn(&TierStats) -> u64;
+    let samples: [(&str, &str, &str, Value); 9] = [
+        ("fornax_tier_pages", "gauge", "Copies of pages that are kept.", |tier| tier.pages),
+        ("fornax_tier_bytes", "gauge", "Bytes that they take.", |tier| tier.bytes),
+        ("fornax_tier_bytes_max", "gauge", "Bytes that they may take.", |tier| tier.bytes_max),
+        ("fornax_tier_off", "gauge", "1 where the tier failed and keeps nothing any more.", |tier| {
+            u64::from(tier.off.is_some())
+        }),
+        ("fornax_tier_written_pages", "gauge", "Copies written since the load.", |tier| tier.pages_written),
+        ("fornax_tier_read_pages", "gauge", "Copies read since the load.", |tier| tier.pages_read),
+        ("fornax_tier_read_bytes", "gauge", "Bytes of them.", |tier| tier.bytes_read),
+        (
+            "fornax_tier_dropped_pages",
+            "gauge",
+            "Copies that came faster than they could be written.",
+            |tier| tier.pages_dropped,
+        ),
+        ("fornax_tier_broken_pages", "gauge", "Copies that were damaged, and ignored.", |tier| {
+            tier.pages_broken
+        }),
+    ];
+    for (name, kind, help, value) in samples {
+        for (model, tier) in models.iter().filter_map(|model| Some((model, model.stats.tier.as_ref()?))) {
+            let labels = format!("{},tier=\"{}\"", model.name, tier.name);
+            page.sample(name, kind, help, &labels, value(tier));
+        }
+    }
+}
+
+/// What is guessed, and by whom.
+fn drafts(page: &mut Page, models: &[Shown<'_>]) {
+    type Count = fn(&Totals) -> [u64; 2];
+    let counts: [(&str, &str, Count); 2] = [
+        (
+            "fornax_drafted_tokens_total",
+            "Tokens guessed and computed ahead, by who guessed them.",
+            |totals| [totals.drafted_tokens - totals.drafted_by_model, totals.drafted_by_model],
+        ),
+        ("fornax_accepted_tokens_total", "Guessed tokens that were right, by who guessed them.", |totals| {
+            [totals.accepted_tokens - totals.accepted_by_model, totals.accepted_by_model]
+        }),
+    ];
+    for (name, help, count) in counts {
+        for model in models {
+            for (by, value) in ["repetition", "model"].into_iter().zip(count(&model.totals)) {
+                let labels = format!("by=\"{by}\",{}", model.name);
+                page.sample(name, "counter", help, &labels, value);
+            }
+        }
+    }
 }
 
 /// Which models are loaded, how far others are, and what they take.

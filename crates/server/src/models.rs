@@ -6,7 +6,10 @@
 use std::{
     ops::Deref,
     pin::pin,
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{
+        Arc, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -175,6 +178,8 @@ pub(crate) struct Slot {
     state: watch::Sender<State>,
     /// Those that it is loaded with, then those that were loaded while it runs. Locked to read or change the list.
     adapters: std::sync::Mutex<Vec<Arc<ModelAdapter>>>,
+    /// Whether it was put to sleep; a model that is loaded is awake all the same.
+    asleep: AtomicBool,
     /// What clients said of how long it stays. Locked to read or write it.
     kept: std::sync::Mutex<Kept>,
 }
@@ -241,6 +246,11 @@ impl Slot {
         Some(stays.saturating_sub(unused))
     }
 
+    /// Whether it was put to sleep and nobody has woken it.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed) && self.look(|state| matches!(state, State::Unloaded))
+    }
+
     fn planned_bytes(&self) -> u64 {
         self.loaded().map_or(0, |served| served.planned_bytes)
     }
@@ -255,6 +265,7 @@ impl Models {
             offer,
             metrics: ModelMetrics::new(),
             state: watch::Sender::new(State::Unloaded),
+            asleep: AtomicBool::new(false),
             kept: std::sync::Mutex::default(),
         };
         Arc::new(Models {
@@ -435,6 +446,7 @@ impl Models {
             Ok(served) => {
                 tracing::info!(model = served.card.name, seconds = served.load_seconds, "ready");
                 slot.metrics.loaded(served.load_seconds);
+                slot.asleep.store(false, Ordering::Relaxed);
                 slot.set(State::Loaded { served: Arc::new(served), users: 0, last: Instant::now() });
             }
             Err(failed) => {
@@ -537,6 +549,29 @@ impl Models {
         slot.forget_loaded_adapters();
         freed(served).await;
         slot.set(State::Unloaded);
+    }
+
+    /// Unloads a model as soon as nobody uses it, if that is within so long; whether it is unloaded. The next request
+    /// wakes it.
+    pub(crate) async fn put_to_sleep(&self, index: usize, patience: Duration) -> bool {
+        let slot = &self.slots[index];
+        let sleeping = async {
+            loop {
+                // Asked for before anything is looked at, so that no end of a use is missed.
+                let mut told = pin!(self.idle.notified());
+                told.as_mut().enable();
+                {
+                    let _turn = self.turn.lock().await;
+                    self.unload(index, Duration::ZERO).await;
+                    if slot.loaded().is_none() {
+                        slot.asleep.store(true, Ordering::Relaxed);
+                        return;
+                    }
+                }
+                told.await;
+            }
+        };
+        tokio::time::timeout(patience, sleeping).await.is_ok()
     }
 
     /// Unloads what has not been used for so long, for ever.

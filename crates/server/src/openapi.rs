@@ -34,7 +34,7 @@ use crate::{
         adapters, batches, chat, classify, completions, decisions, embeddings, files, models, rerank, score,
         tokens,
     },
-    ops::{console, health, live, loading, metrics},
+    ops::{console, health, live, loading, metrics, sleep},
     responses::{conversations, create, stored},
     worker::{cancel, execute},
 };
@@ -224,6 +224,11 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .routes(routes!(loading::loading))
+        .routes(routes!(sleep::sleep))
+        .routes(routes!(sleep::wake))
+        .routes(routes!(sleep::is_sleeping))
+        .routes(routes!(sleep::load))
+        .routes(routes!(sleep::unload))
         .routes(routes!(metrics::metrics))
         .split_for_parts();
     document.info.version = env!("CARGO_PKG_VERSION").to_owned();

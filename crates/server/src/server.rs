@@ -106,12 +106,8 @@ impl Server {
         offers: Vec<Offer>,
     ) -> Result<Server, Error> {
         let address = listener.local_addr()?;
-        let rights = Rights {
-            requests_max: options.per_key_max,
-            urgent: options.priority_open,
-            adapters: false,
-            models: false,
-        };
+        let rights =
+            Rights { requests_max: options.per_key_max, urgent: options.priority_open, ..Rights::default() };
         let keys = Keys::open(options.api_key_file.as_deref(), rights)?;
         if !address.ip().is_loopback() && !keys.are_needed() {
             return Err(Error::KeyNeeded { address });

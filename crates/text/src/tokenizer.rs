@@ -371,6 +371,14 @@ impl Tokenizer {
         self.vocab.bytes(id)
     }
 
+    /// The first id that stands for something else here than in `other`.
+    pub fn differs(&self, other: &Tokenizer) -> Option<u32> {
+        let ids = 0..u32::try_from(self.vocab_len().max(other.vocab_len())).unwrap_or(u32::MAX);
+        let same =
+            |id| self.token_bytes(id) == other.token_bytes(id) && self.is_control(id) == other.is_control(id);
+        ids.into_iter().find(|&id| !same(id))
+    }
+
     /// A token as a person may see it: its bytes, with U+FFFD for broken characters.
     pub fn piece(&self, id: u32) -> String {
         String::from_utf8_lossy(self.vocab.bytes(id)).into_owned()

@@ -196,8 +196,7 @@ impl Multiplier<'_> {
         let (integers, floats) = self.panels.bytes_mut().split_at_mut(rows * forms.integer_bytes());
         let (floats, eights) = bytemuck::cast_slice_mut(floats).split_at_mut(rows * forms.float_values());
         let eights: &mut [f32] = &mut eights[..rows * forms.eight_values()];
-        let (bytes, values, of_eights) =
-            (forms.integer_bytes(), forms.float_values(), forms.eight_values());
+        let (bytes, values, of_eights) = (forms.integer_bytes(), forms.float_values(), forms.eight_values());
         let width_max =
             forms.width_max(products.iter().flat_map(|product| product.weight.parts), f32_kernels);
         let panels_of = |product: &Product<'_>| Panels { rows: product.rows.len(), width_max };

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use super::bench::Bench;
+use super::cache::Cache;
 use super::completions::Completions;
 use super::convert::Convert;
 use super::doctor::Doctor;
@@ -86,6 +87,8 @@ pub(crate) enum Command {
     Pull(Pull),
     List(List),
     Rm(Rm),
+    #[command(subcommand)]
+    Cache(Cache),
     Doctor(Doctor),
     Completions(Completions),
     #[command(hide = true)]

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use fornax::{Code, Device, Evaluator, Fornax, KvDType, Loading, OpenOptions, QUANTS, machine};
+use fornax::{Code, Device, Evaluator, Fornax, KvDType, KvDisk, Loading, OpenOptions, QUANTS, machine};
 use fornax_format::DType;
 
 use super::args::{Threads, byte_size, positive, threads};
@@ -21,6 +21,58 @@ pub(crate) struct CapacityArgs {
     /// Requests computed at once; the cache holds a whole context for each
     #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
     pub(crate) parallel: usize,
+}
+
+/// A model that drafts.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DraftArg {
+    /// A smaller model with the same tokens, which guesses what comes next: answers are the same, and often faster
+    #[arg(long, value_name = "MODEL", help_heading = "Model")]
+    pub(crate) draft: Option<String>,
+}
+
+impl DraftArg {
+    /// The options with the model that was named, which is fetched where it has to be.
+    pub(crate) fn apply(&self, options: OpenOptions) -> anyhow::Result<OpenOptions> {
+        Ok(match &self.draft {
+            Some(name) => options.draft(super::locate::locate(Some(name))?),
+            None => options,
+        })
+    }
+}
+
+/// Where pages of prompts are kept beyond the memory.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Cache")]
+pub(crate) struct KvDiskArgs {
+    /// Keep what was read of prompts in this folder too, so that it need not be computed again after a restart; on
+    /// the CPU
+    #[arg(long, value_name = "DIR")]
+    pub(crate) kv_disk: Option<std::path::PathBuf>,
+    /// Bytes that each model may take there; the oldest go first, and what was read since it was written stays longer
+    #[arg(long, value_name = "BYTES", value_parser = byte_size, default_value = "8GiB", requires = "kv_disk")]
+    pub(crate) kv_disk_bytes: u64,
+    /// Seal it with the content of this file, of at least 32 random bytes: without it nobody can read it
+    #[arg(long, value_name = "FILE", requires = "kv_disk")]
+    pub(crate) kv_disk_key: Option<std::path::PathBuf>,
+}
+
+impl KvDiskArgs {
+    /// The options with the disk that was named. What goes wrong there is told by `tell`.
+    pub(crate) fn apply(&self, options: OpenOptions, tell: fn(&str)) -> Result<OpenOptions, fornax::Error> {
+        let Some(folder) = &self.kv_disk else { return Ok(options) };
+        let disk = KvDisk::new(folder, self.kv_disk_bytes, tell);
+        Ok(options.kv_disk(match &self.kv_disk_key {
+            Some(key) => disk.sealed(key)?,
+            None => disk,
+        }))
+    }
+}
+
+/// Tells of a disk on standard error.
+pub(crate) fn tell_of_disk(what: &str) {
+    // Nobody reading it is no reason to stop.
+    drop(writeln!(io::stderr(), "note: {what}"));
 }
 
 /// Where and how the model is computed.

@@ -10,7 +10,7 @@ use fornax::{Completion, Event, Fornax, OpenOptions, Opinion, Prompt, Request, S
 use serde::Serialize;
 
 use super::args::{ModelArg, PromptArgs};
-use super::device::{CapacityArgs, DeviceArgs};
+use super::device::{CapacityArgs, DeviceArgs, DraftArg, KvDiskArgs};
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::Meter;
@@ -57,6 +57,10 @@ pub(crate) struct Generate {
     pub(crate) prompt_logprobs: Option<u32>,
     #[command(flatten)]
     pub(crate) capacity: CapacityArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArg,
+    #[command(flatten)]
+    pub(crate) kv_disk: KvDiskArgs,
     /// Print the memory that was planned and allocated
     #[arg(long, help_heading = "Model")]
     pub(crate) verbose: bool,
@@ -157,6 +161,7 @@ pub(crate) fn generate_with(
     let interrupt = Interrupt::install()?;
     let started = Instant::now();
     let options = device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel);
+    let options = args.kv_disk.apply(args.draft.apply(options)?, device::tell_of_disk)?;
     let model = device::open(adapt(options))?;
     let load = started.elapsed();
     let mut request = args.sampling.request(prompt, form, Sampling::greedy(), model.text())?;

@@ -2,6 +2,7 @@
 
 pub(crate) mod args;
 pub(crate) mod bench;
+pub(crate) mod cache;
 mod card;
 mod choose;
 pub(crate) mod completions;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::args::{JsonArg, ModelArg, byte_size};
-use super::device::CapacityArgs;
+use super::device::{CapacityArgs, DraftArg};
 use super::failure::Failure;
 use super::output::binary;
 use super::{card, device, locate, output};
@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) output: JsonArg,
     #[command(flatten)]
     pub(crate) capacity: CapacityArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArg,
     /// Plan for a GPU with so much free memory, whether or not one is here: bytes, or with MiB, GiB
     #[arg(long, value_name = "BYTES", value_parser = byte_size, help_heading = "Model")]
     pub(crate) gpu_memory: Option<u64>,
@@ -63,6 +65,9 @@ pub(crate) struct Report<'a> {
     states: Option<Value>,
     weights: Vec<Value>,
     devices: Vec<Device>,
+    /// The model that drafts; the runtime's bytes contain these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft: Option<Value>,
     /// What would fit instead.
     remedies: Vec<Value>,
 }
@@ -134,7 +139,7 @@ fn planned(args: &Plan, path: &Path) -> anyhow::Result<Planned> {
     if let Some(bytes) = assumed {
         options = options.assume_free(bytes);
     }
-    Ok(options.parallel(args.capacity.parallel).plan()?)
+    Ok(args.draft.apply(options)?.parallel(args.capacity.parallel).plan()?)
 }
 
 /// Bytes by the names of their purposes.
@@ -202,6 +207,10 @@ pub(crate) fn report<'a>(path: &'a Path, planned: &'a Planned) -> Report<'a> {
             limit_bytes: plan.limit_bytes(),
             host_bytes: Some(plan.host_bytes()).filter(|bytes| *bytes > 0),
         }],
+        draft: planned.draft.as_ref().map(|draft| {
+            json!({"context": draft.context, "kv_bytes_per_token": draft.kv_token_bytes,
+                "pool_tokens": draft.pool_tokens(), "bytes": by_purpose(&draft.usage())})
+        }),
         remedies: planned
             .remedies
             .iter()
@@ -257,7 +266,18 @@ fn table(path: &Path, planned: &Planned) -> Result<String, std::fmt::Error> {
         };
         line(&purpose.to_string(), plan.usage().bytes(purpose), &note)?;
     }
-    line("runtime", plan.runtime_bytes(), "code, stacks, tokenizer, page tables")?;
+    let drafting = planned.draft.as_ref().map_or(0, |draft| draft.usage().total());
+    let runtime = plan.runtime_bytes().saturating_sub(drafting);
+    line("runtime", runtime, "code, stacks, tokenizer, page tables")?;
+    if let Some(draft) = &planned.draft {
+        let (weights, kv) = (draft.usage().bytes(Purpose::Weights), draft.usage().bytes(Purpose::Kv));
+        let (weights, kv, tokens) = (binary(weights), binary(kv), draft.pool_tokens());
+        line(
+            "draft",
+            drafting,
+            &format!("a model that drafts: weights {weights}, {kv} for {tokens} tokens"),
+        )?;
+    }
     line("margin", plan.margin_bytes(), "")?;
     line("total", plan.total_bytes(), "")?;
     line("may be used", plan.limit_bytes(), "")?;

@@ -83,8 +83,8 @@ pub(crate) struct Wish {
     /// Tokens of the tokenizer.
     pub(crate) vocabulary: u64,
     pub(crate) limit_bytes: u64,
-    /// Bytes of what reads images, which the process takes beside the model.
-    pub(crate) tower_bytes: u64,
+    /// Bytes of what lies beside the model: of what reads images, of a model that drafts.
+    pub(crate) beside_bytes: u64,
     /// Tokens of an image that one step has to compute together.
     pub(crate) whole_tokens: usize,
     /// Bytes of the device that others will have given back.
@@ -176,7 +176,7 @@ impl<A: Arm> Place for A {
                 whole => whole.saturating_add(wish.parallel),
             }),
             logit_rows: wish.logit_rows,
-            runtime_bytes: self.runtime_bytes(wish.vocabulary).saturating_add(wish.tower_bytes),
+            runtime_bytes: self.runtime_bytes(wish.vocabulary).saturating_add(wish.beside_bytes),
             limit_bytes: wish.limit_bytes.min(free),
         };
         planned(self, model, wish.adapter_room, &ask)
@@ -200,7 +200,8 @@ impl<A: Arm> Place for A {
     ) -> Result<Opened, Error> {
         let plan = &blueprint.plan;
         let Loaded { backend, model, kv } = Loaded::new(self, blueprint, progress)?;
-        let counted = Counted { usage: backend.usage(), threads_for_few: self.threads_for_few(&backend) };
+        let threads_for_few = self.threads_for_few(&backend);
+        let mut usage = backend.usage();
         let local = Local::new(LocalParts {
             backend,
             model,
@@ -214,7 +215,15 @@ impl<A: Arm> Place for A {
             Some(columns) => local.with_given(columns).with_sections(blueprint.config.position_sections()),
             None => local,
         };
-        Ok(Opened { runner: Box::new(local), counted })
+        let local = match &blueprint.draft {
+            Some(draft) => {
+                let opened = draft.place.runner(draft, vocab, progress)?;
+                usage = usage.and(&opened.counted.usage);
+                local.with_drafter(opened.runner)
+            }
+            None => local,
+        };
+        Ok(Opened { runner: Box::new(local), counted: Counted { usage, threads_for_few } })
     }
 
     fn forward(
@@ -240,7 +249,7 @@ pub(crate) fn planned<A: Arm>(
         return Err(Error::ContextTooLong { asked: plan.context, trained: plan.context_trained });
     }
     let remedies = if plan.fits() { Vec::new() } else { planner.remedies(ask)? };
-    Ok(Planned { plan, remedies, device: Arm::device(arm).kind_name() })
+    Ok(Planned { plan, draft: None, remedies, device: Arm::device(arm).kind_name() })
 }
 
 /// A model on a device, one step at a time on the caller's thread.

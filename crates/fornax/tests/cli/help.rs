@@ -28,6 +28,7 @@ fn every_command_explains_itself_with_examples() {
         "bench",
         "convert",
         "quantize",
+        "cache",
         "imatrix",
         "pull",
         "list",

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bench;
+mod cache;
 mod convert;
 mod embed;
 mod generation;

@@ -53,7 +53,7 @@ impl Caller {
 }
 
 /// What every key may.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rights {
     /// Requests under way.
     pub(crate) requests_max: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Rights {
     pub(crate) urgent: bool,
     /// Whether adapters may be loaded and unloaded.
     pub(crate) adapters: bool,
-    /// Whether models may be made of others, and forgotten.
+    /// Whether models may be made of others and forgotten, put to sleep and woken.
     pub(crate) models: bool,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Key {
     pub(crate) urgent: bool,
     /// Whether it may load and unload adapters, which others use too.
     pub(crate) adapters: bool,
-    /// Whether it may make models of others and have them forgotten.
+    /// Whether it may make models of others and have them forgotten, and put models to sleep and wake them.
     pub(crate) models: bool,
     /// Requests that it may have under way, to the last byte of their answers.
     pub(crate) permits: Arc<Semaphore>,

@@ -28,6 +28,9 @@ pub(crate) struct Usage {
 pub(crate) struct PromptTokensDetails {
     /// Found computed already.
     cached_tokens: usize,
+    /// Of those, brought back from a disk.
+    #[serde(skip_serializing_if = "is_zero")]
+    disk_tokens: usize,
     /// Why no more were, where an earlier prompt of the same salt tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_miss: Option<CacheMiss>,
@@ -62,6 +65,11 @@ pub(crate) struct CompletionTokensDetails {
     reasoning_tokens: usize,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
 impl CompletionTokensDetails {
     fn is_empty(&self) -> bool {
         self.reasoning_tokens == 0
@@ -79,6 +87,7 @@ impl Usage {
         if is_first {
             self.prompt_tokens += counts.prompt;
             self.prompt_tokens_details.cached_tokens += counts.cached;
+            self.prompt_tokens_details.disk_tokens += counts.restored;
             // Of several prompts, the first that has something to tell.
             let details = &mut self.prompt_tokens_details;
             details.cache_miss = details.cache_miss.or(CacheMiss::of(counts.miss));

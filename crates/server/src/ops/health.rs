@@ -8,6 +8,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use fornax_engine::{Stats, TierStats};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -155,9 +156,46 @@ struct ModelFacts {
     kv: KvFacts,
     running: usize,
     waiting: usize,
+    drafts: DraftFacts,
     /// The memory plan that the model was loaded by.
     #[schema(value_type = Object)]
     plan: Value,
+}
+
+/// Tokens that were guessed and computed ahead, since the model was loaded.
+#[derive(Debug, Serialize, ToSchema)]
+struct DraftFacts {
+    drafted_tokens: u64,
+    /// Of those, the ones that were right.
+    accepted_tokens: u64,
+    /// Those of a model that drafts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<DraftModelFacts>,
+}
+
+/// Of the tokens that were guessed, those that a model guessed.
+#[derive(Debug, Serialize, ToSchema)]
+struct DraftModelFacts {
+    drafted_tokens: u64,
+    accepted_tokens: u64,
+    /// Seconds that guessing took.
+    busy_seconds: f64,
+    /// Why it guesses nothing any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<String>,
+}
+
+impl DraftFacts {
+    fn of(stats: &Stats) -> DraftFacts {
+        let model = stats.draft_model.as_ref().map(|model| DraftModelFacts {
+            drafted_tokens: model.drafted_tokens,
+            accepted_tokens: model.accepted_tokens,
+            busy_seconds: model.busy.as_secs_f64(),
+            failed: model.failed.clone(),
+        });
+        let Stats { drafted_tokens, accepted_tokens, .. } = *stats;
+        DraftFacts { drafted_tokens, accepted_tokens, model }
+    }
 }
 
 /// Pages of all KV groups.
@@ -168,6 +206,27 @@ struct KvFacts {
     pages_used: usize,
     /// Kept for prompts that begin alike; given up when needed.
     pages_cached: usize,
+    /// What keeps copies of pages beyond the device's memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<DiskFacts>,
+}
+
+/// Copies of pages on a disk.
+#[derive(Debug, Serialize, ToSchema)]
+struct DiskFacts {
+    pages: u64,
+    bytes: u64,
+    bytes_max: u64,
+    /// Why it keeps nothing any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    off: Option<String>,
+}
+
+impl DiskFacts {
+    fn of(tier: &TierStats) -> DiskFacts {
+        let TierStats { pages, bytes, bytes_max, ref off, .. } = *tier;
+        DiskFacts { pages, bytes, bytes_max, off: off.clone() }
+    }
 }
 
 impl ModelFacts {
@@ -186,9 +245,11 @@ impl ModelFacts {
                 pages_total: stats.pages.iter().map(|group| group.total).sum(),
                 pages_used: stats.pages.iter().map(|group| group.referenced).sum(),
                 pages_cached: stats.pages.iter().map(|group| group.cached).sum(),
+                disk: stats.tier.as_ref().map(DiskFacts::of),
             },
             running: stats.running,
             waiting: stats.requests_waiting + stats.preempted,
+            drafts: DraftFacts::of(&stats),
             plan: served.plan.clone(),
         }
     }

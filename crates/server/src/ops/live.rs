@@ -133,6 +133,10 @@ struct Counts {
     generated_tokens: u64,
     prefix_queries: u64,
     prefix_hits: u64,
+    /// Of those, the tokens whose pages were brought back from a disk.
+    prefix_restored: u64,
+    drafted_tokens: u64,
+    accepted_tokens: u64,
     preemptions: u64,
 }
 
@@ -165,6 +169,9 @@ impl Engine {
                 generated_tokens: stats.generated_tokens,
                 prefix_queries: stats.prefix_queries,
                 prefix_hits: stats.prefix_hits,
+                prefix_restored: stats.prefix_restored,
+                drafted_tokens: stats.drafted_tokens,
+                accepted_tokens: stats.accepted_tokens,
                 preemptions: stats.preemptions,
             },
         }

@@ -5,3 +5,4 @@ pub(crate) mod health;
 pub(crate) mod live;
 pub(crate) mod loading;
 pub(crate) mod metrics;
+pub(crate) mod sleep;

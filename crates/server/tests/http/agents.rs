@@ -12,10 +12,7 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::{
-    jobs::keeping,
-    world::{Setup, World},
-};
+use crate::world::{Setup, World, keeping};
 
 /// A client, and what its model says.
 #[derive(Deserialize)]

@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{Response, get, post, raw, request},
-    jobs::keeping,
-    world::{Setup, World},
+    world::{Setup, World, keeping},
 };
 
 async fn world(folder: &Path) -> World {

@@ -381,6 +381,42 @@ async fn an_idle_model_is_unloaded_and_comes_back_and_no_counter_goes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_sleeps_when_nobody_uses_it_and_wakes_for_the_next_request() {
+    let many = Many::ready(ServerOptions::default(), vec![fake("one", 40), fake("two", 40)]).await;
+    let sleeping = async |model: &str| {
+        let told = get(many.address, &format!("/is_sleeping?model={model}")).await;
+        told.json()["is_sleeping"].as_bool().unwrap()
+    };
+    let loaded = post(many.address, "/models/load", &json!({"model": "two"})).await;
+    assert_eq!((loaded.status, loaded.json()), (200, json!({"success": true})));
+    many.until_state(1, "loaded").await;
+    assert!(!sleeping("two").await && !sleeping("one").await);
+    for round in 1..=20 {
+        let asleep = post(many.address, "/sleep?level=1&model=two", &json!({})).await;
+        assert_eq!((asleep.status, asleep.json()), (200, json!({"is_sleeping": true})));
+        assert_eq!((many.seen[1].counts(), sleeping("two").await), ((round, 0), true));
+        let awake = match round % 2 {
+            0 => post(many.address, "/wake_up?model=two", &json!({})).await.json(),
+            _ => {
+                many.answers("two", "two").await;
+                get(many.address, "/is_sleeping?model=two").await.json()
+            }
+        };
+        assert_eq!((awake, many.seen[1].counts()), (json!({"is_sleeping": false}), (round + 1, 1)));
+    }
+    let unloaded = post(many.address, "/models/unload", &json!({"model": "two-alias"})).await;
+    assert_eq!((unloaded.status, many.seen[1].counts()), (200, (21, 0)));
+    // Without a name it is the first; what is no level and no model is refused.
+    assert_eq!(post(many.address, "/sleep", &json!({})).await.status, 200);
+    assert!(sleeping("one").await);
+    for (path, status) in [("/sleep?level=3", 400), ("/sleep?level=deep", 400), ("/sleep?model=none", 404)] {
+        assert_eq!(post(many.address, path, &json!({})).await.status, status, "{path}");
+    }
+    assert_eq!(post(many.address, "/models/load", &json!({"model": "none"})).await.status, 404);
+    many.stopped().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_says_how_long_a_model_stays() {
     let many = Many::ready(ServerOptions::default(), vec![fake("one", 40), fake("two", 40)]).await;
     let keep = async |body: Value| post(many.address, "/api/generate", &body).await.json();

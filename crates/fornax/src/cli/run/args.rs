@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::cli::device::CapacityArgs;
+use crate::cli::device::{CapacityArgs, DraftArg, KvDiskArgs};
 use crate::cli::sampling::SamplingArgs;
 
 /// Chat in the terminal, or answer one PROMPT
@@ -51,6 +51,10 @@ pub(crate) struct Run {
     pub(crate) no_history: bool,
     #[command(flatten)]
     pub(crate) capacity: CapacityArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArg,
+    #[command(flatten)]
+    pub(crate) kv_disk: KvDiskArgs,
     /// Print the memory that was planned and allocated
     #[arg(long, help_heading = "Model")]
     pub(crate) verbose: bool,

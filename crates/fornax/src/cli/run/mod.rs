@@ -48,7 +48,8 @@ pub(crate) fn run_with(args: &Run, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -
     let interrupt = Interrupt::install()?;
     let template = args.chat_template_file.as_deref().map(output::text_of).transpose()?;
     let open_at = |path: &Path, template: Option<String>| -> anyhow::Result<Fornax> {
-        let mut options = device::options(path, &args.capacity.device)?;
+        let mut options = args.draft.apply(device::options(path, &args.capacity.device)?)?;
+        options = args.kv_disk.apply(options, device::tell_of_disk)?;
         if let Some(template) = template {
             options = options.chat_template(template);
         }

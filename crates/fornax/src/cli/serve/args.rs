@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::cli::args::{byte_size, positive, seconds};
-use crate::cli::device::{DeviceArgs, Pooling};
+use crate::cli::device::{DeviceArgs, KvDiskArgs, Pooling};
 
 /// Serve models over HTTP, for OpenAI's clients, for a scheduler, for operators
 ///
@@ -64,6 +64,10 @@ pub(crate) struct Serve {
     /// Tokens of a request of this model, prompt and answer together; --context is for the others; may be repeated
     #[arg(long, value_name = "NAME=N", value_parser = model_context, help_heading = "Model")]
     pub(crate) model_context: Vec<(String, usize)>,
+    /// A smaller model with the same tokens drafts for a model (the first where none is named): answers are the same,
+    /// and often faster; may be repeated
+    #[arg(long, value_name = "[NAME=]MODEL", help_heading = "Model")]
+    pub(crate) draft: Vec<String>,
     /// Load all models at the start; it fails where they do not fit beside each other
     #[arg(long, help_heading = "Model")]
     pub(crate) preload: bool,
@@ -75,6 +79,8 @@ pub(crate) struct Serve {
     pub(crate) parallel: usize,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) kv_disk: KvDiskArgs,
     #[command(flatten)]
     pub(crate) access: AccessArgs,
     #[command(flatten)]
@@ -116,7 +122,7 @@ fn model_context(text: &str) -> Result<(String, usize), String> {
 pub(crate) struct AccessArgs {
     /// Keys, one a line; every route but /ready then needs one. Behind a key may stand owner=NAME (keys of one owner
     /// see each other's jobs), priority (its requests may go before others), adapters (it may load and unload adapters) and
-    /// models (it may make models of those that are served, and forget them)
+    /// models (it may put models to sleep and wake them, make models of those that are served, and forget them)
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Keys find each other's cached prefixes: faster where they send the same, and each can find out what others sent

@@ -194,12 +194,14 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
     let mut adapters = adapters.collect::<Result<Vec<_>, _>>()?;
     let roots = AdapterRoots::of(args)?;
     let mut contexts: Vec<&(String, usize)> = args.model_context.iter().collect();
+    let mut drafts: Vec<DraftFlag<'_>> = args.draft.iter().map(|text| DraftFlag::parse(text)).collect();
     for text in named {
         let (names, reference) = named_model(text);
         let path = locate::locate(Some(reference))?;
         let mut open =
             device::options(&path, &args.device)?.parallel(args.parallel).queue(args.limits.max_queue);
         let is_first = recipes.is_empty();
+        open = args.kv_disk.apply(open, |what| tracing::warn!("{what}"))?;
         if let Some(file) = args.chat_template_file.as_ref().filter(|_| is_first) {
             open = open.chat_template(output::text_of(file)?);
         }
@@ -224,6 +226,13 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         let own = contexts.iter().position(|(name, _)| names_of(&card).any(|own| own == name));
         if let Some(index) = own {
             open = open.context(contexts.remove(index).1);
+        }
+        let own = drafts.iter().position(|draft| match draft.of {
+            Some(model) => names_of(&card).any(|own| own == model),
+            None => is_first,
+        });
+        if let Some(index) = own {
+            open = open.draft(locate::locate(Some(drafts.remove(index).model))?);
         }
         if let Some(name) = names_of(&card).find(|name| !taken_names.insert((*name).to_owned())) {
             let message = format!("two models are called {name:?}; say NAME=MODEL for one of them");
@@ -264,6 +273,14 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         let model = of.unwrap_or_default();
         Some(format!("--adapter {name}@{model}: no model is called {model:?}"))
     });
+    let left = left.or_else(|| {
+        let DraftFlag { of, model } = drafts.first()?;
+        let of = of.map_or_else(
+            || "the first model has one already".to_owned(),
+            |of| format!("no model is called {of:?}, or it has one already"),
+        );
+        Some(format!("--draft {model}: {of}"))
+    });
     match left {
         None => Ok(recipes),
         Some(left) => Err(Failure::usage(format!("{left}; there are {}", names_told(&recipes))).into()),
@@ -298,6 +315,20 @@ impl<'a> AdapterFlag<'a> {
             return Err(wrong());
         }
         Ok(AdapterFlag { name, of, folder })
+    }
+}
+
+/// `[NAME=]MODEL`.
+struct DraftFlag<'a> {
+    /// The model that it drafts for; the first where none is named.
+    of: Option<&'a str>,
+    model: &'a str,
+}
+
+impl<'a> DraftFlag<'a> {
+    fn parse(text: &'a str) -> DraftFlag<'a> {
+        let (names, model) = named_model(text);
+        DraftFlag { of: names.first().copied(), model }
     }
 }
 
