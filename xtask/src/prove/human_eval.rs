@@ -74,7 +74,7 @@ pub(super) fn run() -> Result<Facts> {
             .arg(format!("llama={}/v1", address.trim())),
     )?;
     let told: Value = serde_json::from_str(told.lines().last().context("it told nothing")?)?;
-    ensure!(told["items"].to_string() == items, "{items} items were wanted: {told}");
+    ensure!(told["items"].as_u64() == items.parse().ok(), "{items} items were wanted: {told}");
     Ok(vec![
         ("asked by", ASKING.packages.join(", ")),
         ("model", GGUF.to_owned()),

@@ -89,7 +89,7 @@ mod tests {
         let check = |message: &str, paths: &[&str], text: &str| {
             let there = |path: &Path| !path.to_string_lossy().contains("missing");
             let wanted = Dragged { paths: paths.iter().map(PathBuf::from).collect(), text: text.to_owned() };
-            assert_eq!(Dragged::of(message, Some(Path::new("/home/ann")), there), wanted, "{message:?}");
+            assert_eq!(Dragged::of(message, Some(Path::new("/at/ann")), there), wanted, "{message:?}");
         };
         check("/tmp/cat.png", &["/tmp/cat.png"], "");
         check("'/tmp/my cat.JPG' What is it?", &["/tmp/my cat.JPG"], "What is it?");
@@ -98,7 +98,7 @@ mod tests {
             &["/a/b c.webp", "/d e.gif"],
             "Compare  and now",
         );
-        check("~/x.jpeg file:///y.png ./z.png", &["/home/ann/x.jpeg", "/y.png", "./z.png"], "");
+        check("~/x.jpeg file:///y.png ./z.png", &["/at/ann/x.jpeg", "/y.png", "./z.png"], "");
         check(
             "  What is cat.png, /etc/passwd or /missing.png? ",
             &[],
