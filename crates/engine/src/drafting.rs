@@ -178,6 +178,21 @@ impl DraftModel {
         let mut batch = Batch::default();
         batch.sections.resize(self.runner.sections() - 1, Vec::new());
         let mut under_way: Vec<&mut Guessing> = guessing.iter_mut().filter(|one| !one.done).collect();
+        // A form that gives up ends its own guess; the others go on.
+        let mut masks = Vec::with_capacity(under_way.len());
+        under_way.retain_mut(|one| match one.mask() {
+            Ok(mask) => {
+                masks.push(mask);
+                true
+            }
+            Err(_) => {
+                one.done = true;
+                false
+            }
+        });
+        if under_way.is_empty() {
+            return Ok(());
+        }
         for one in &under_way {
             let read = self.read.get_mut(&one.wanted.id).expect("begun");
             let row = Row {
@@ -195,11 +210,10 @@ impl DraftModel {
         let began = (self.clock)();
         let asked: Vec<usize> = (0..under_way.len()).filter(|&at| !under_way[at].catches_up).collect();
         let texts: Vec<Vec<u32>> = asked.iter().map(|&at| under_way[at].history()).collect();
-        let masks = asked.iter().map(|&at| under_way[at].mask()).collect::<Result<Vec<_>, _>>()?;
-        let inputs = asked.iter().zip(&texts).zip(&masks).zip(0..);
+        let inputs = asked.iter().zip(&texts).zip(0..);
         let inputs: Vec<SampleRow<'_>> = inputs
-            .map(|(((&at, text), mask), wanted)| {
-                under_way[at].input(wanted, text, mask.as_deref(), self.runner.vocab())
+            .map(|((&at, text), wanted)| {
+                under_way[at].input(wanted, text, masks[at].as_deref(), self.runner.vocab())
             })
             .collect();
         let computed = guarded(|| {
@@ -276,7 +290,11 @@ impl Guessing {
     }
 
     /// What the form allows there.
+    /// Which tokens the form allows next, where there is a form and a token is guessed.
     fn mask(&mut self) -> Result<Option<Vec<u32>>, String> {
+        if self.catches_up {
+            return Ok(None);
+        }
         self.wanted.form.as_mut().map(|form| form.mask()).transpose()
     }
 

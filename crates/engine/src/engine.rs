@@ -409,8 +409,14 @@ impl Engine {
             }
             return writes;
         }
-        let unkept = self.scheduler.take_unkept(KEPT_AT_ONCE);
-        keep(&mut *self.runner, &mut **tier, unkept);
+        // One by one: what is taken counts as kept, and the tier may have enough at any of them.
+        for _ in 0..KEPT_AT_ONCE {
+            let unkept = if tier.takes() { self.scheduler.take_unkept(1) } else { Vec::new() };
+            if unkept.is_empty() {
+                break;
+            }
+            keep(&mut *self.runner, &mut **tier, unkept);
+        }
         true
     }
 
@@ -421,12 +427,12 @@ impl Engine {
         }
         let Some(mut tier) = self.tier.take() else { return };
         loop {
-            let unkept = self.scheduler.take_unkept(KEPT_AT_ONCE);
-            if unkept.is_empty() {
-                return;
-            }
             while !tier.takes() && tier.stats().off.is_none() {
                 thread::sleep(PATIENCE);
+            }
+            let unkept = self.scheduler.take_unkept(1);
+            if unkept.is_empty() {
+                return;
             }
             keep(&mut *self.runner, &mut *tier, unkept);
         }

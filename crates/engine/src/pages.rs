@@ -200,8 +200,10 @@ impl Pages {
         let whole = (0..self.paged).filter(|&group| self.pools[group].window.is_none());
         let bound = whole.map(|group| (0..pages_max).take_while(|&page| there(group, page)).count()).min();
         let groups = 0..self.pools.len();
+        let others =
+            groups.clone().filter(|&group| group >= self.paged || self.pools[group].window.is_some());
         let all = |pages: usize| {
-            groups.clone().all(|group| (first(group, pages)..pages).all(|page| there(group, page)))
+            others.clone().all(|group| (first(group, pages)..pages).all(|page| there(group, page)))
         };
         let after = (before + 1..=bound.unwrap_or(pages_max)).rev().find(|&pages| all(pages));
         let missing = after.map(|after| {

@@ -30,9 +30,12 @@ fn along(form: &mut Grammar, draft: &[u32]) -> Result<Vec<Vec<u32>>, String> {
     }
     let mut ahead = form.copied();
     for &token in draft {
-        ahead.accept(token)?;
-        allowed.push(ahead.mask()?);
+        let Ok(next) = ahead.accept(token).and_then(|()| ahead.mask()) else { break };
+        allowed.push(next);
     }
+    // Where the form gives up behind a guess, nothing is allowed: that counts only if the guess turns out to be right.
+    let nothing = vec![0; allowed[0].len()];
+    allowed.resize(draft.len() + 1, nothing);
     Ok(allowed)
 }
 

@@ -290,6 +290,8 @@ impl Request {
         let end = start + len;
         let mut whole = self.pieces.iter().filter(|piece| piece.whole).map(Piece::positions);
         match whole.find(|own| own.start < end && end < own.end) {
+            // Where there is room for nothing, nothing is gone on with either.
+            _ if len == 0 => 0,
             None => len,
             Some(own) if own.start > start => own.start - start,
             Some(own) if own.end - start <= most => own.end - start,

@@ -114,8 +114,9 @@ pub(crate) struct Scheduler {
     computed: Sequences,
     /// The last batch, whose memory the next one uses again.
     batch: Batch,
-    /// Whose turn it is among guests' streams: the place of the one that was in a step last.
-    guests_turn: i64,
+    /// Whose turn it is among guests' streams: the one that was in a step last, by its place in the line. Places of
+    /// several owners may be the same.
+    guests_turn: Option<(i64, SequenceId)>,
 }
 
 /// How the owners of a step stand to each other.
@@ -151,7 +152,7 @@ impl Scheduler {
             prefix_reuse,
             computed,
             batch: Batch::default(),
-            guests_turn: 0,
+            guests_turn: None,
         }
     }
 
@@ -270,13 +271,11 @@ impl Scheduler {
     /// As many streams of guests as there is room for, by turns.
     fn advance_guests(&mut self, mut streams: Vec<SequenceId>, step: &mut StepDraft) {
         // They are in the order of the line.
-        let turn = self.guests_turn;
-        let next = streams.iter().position(|id| self.sequence(*id).line > turn).unwrap_or(0);
-        streams.rotate_left(next);
+        let next = streams.iter().position(|id| Some((self.sequence(*id).line, *id)) > self.guests_turn);
+        streams.rotate_left(next.unwrap_or(0));
         for id in streams.into_iter().take(step.tokens_left) {
-            let line = self.sequences.get(id).map(|sequence| sequence.line);
+            self.guests_turn = Some((self.sequence(id).line, id));
             self.advance(id, 0, step);
-            self.guests_turn = line.unwrap_or(turn);
         }
     }
 

@@ -113,7 +113,7 @@ fn adapters_share_steps_but_neither_bits_nor_pages() {
 
 #[test]
 fn over_states_an_adapter_shares_steps_but_neither_bits_nor_states() {
-    let engine = || engine_of("qwen35", &[adapter("qwen35-all")], AdapterRoom::default());
+    let engine = || engine_of("qwen35", &[adapter("qwen35-some")], AdapterRoom::default());
     let chosen = [None, Some(0)];
     let alone = chosen.map(|adapter| {
         let (mut engine, handle) = engine();

@@ -154,6 +154,8 @@ impl Safetensors {
         let whole = columns > 0 && columns.is_multiple_of(DType::FP8_A8.block_values());
         whole
             && !view.name.contains(".experts.")
+            // Of latent attention: there the product is head by head, which has kernels for wide activations alone.
+            && !view.name.ends_with(".kv_b_proj.weight")
             && match view.packing.as_deref() {
                 Some(Packing::Float8 { block: (_, across), .. }) => {
                     across.is_multiple_of(DType::FP8_A8.block_values()) || *across >= columns

@@ -116,10 +116,8 @@ impl Fornax {
             options.speculation = Speculation::Off;
         }
         options.prefix_reuse = blueprint.prefix_reuse;
-        options.tier = blueprint.kv_disk.as_ref().and_then(|disk| {
-            let identity = identity(&blueprint.checkpoint, &config, &plan, &blueprint.computing);
-            disk.open(&blueprint.model, &identity)
-        });
+        options.tier =
+            blueprint.kv_disk.as_ref().and_then(|disk| disk.open(&blueprint.model, &identity(&blueprint)));
         options.fast_forward = blueprint.fast_forward;
         if let Some(requests_max) = blueprint.queue {
             options.queue =

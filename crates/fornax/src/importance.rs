@@ -108,6 +108,10 @@ pub fn measure(
         let reason = std::io::ErrorKind::AlreadyExists.into();
         return Err(crate::NewFileError::Write { path: out.to_owned(), reason }.into());
     }
+    // Before the work: whether the folder takes a file.
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::tempfile_in(folder)
+        .map_err(|reason| crate::NewFileError::Write { path: out.to_owned(), reason })?;
     let watch = Arc::new(Watch::default());
     let options = options.device(Device::Cpu).context(measuring.chunk).watch(watch.clone());
     let mut evaluator = options.evaluator(1, &mut |_| {})?;
@@ -133,7 +137,7 @@ pub fn measure(
         evaluator.logits(&chunk, true, &mut |_, _| ControlFlow::Continue(()))?;
     }
     drop(evaluator);
-    write(&watch.seen(), measuring, chunks, out, progress)
+    write(&watch.seen(), measuring, chunks, out, &mut |_, _| progress(chunks as u64, chunks as u64))
 }
 
 fn write(

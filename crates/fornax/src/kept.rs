@@ -8,12 +8,13 @@ use std::time::UNIX_EPOCH;
 
 use fornax_compute::KvSpec;
 use fornax_disk::{Disk, DiskOptions, Key};
-use fornax_engine::{Plan, Tier};
-use fornax_format::{Checkpoint, View};
-use fornax_model::Config;
+use fornax_engine::Tier;
+use fornax_format::{Checkpoint, Gguf, View};
 use sha2::{Digest, Sha256};
 
 use crate::Error;
+use crate::open::Blueprint;
+use crate::sight::Reading;
 
 /// Bytes of a tensor that are looked at, in each of three places.
 const LOOKED_AT: usize = 256;
@@ -77,16 +78,18 @@ impl fmt::Debug for KvDisk {
 }
 
 /// All that the bits of keys and values depend on, whatever is asked: this build, the processor's instructions, the
-/// weights, the numbers of the model, and how a page lies. What it leaves out (threads, requests at once, room)
+/// weights, the numbers of the model, how it reads images, and how a page lies. What it leaves out (threads, requests at once, room)
 /// changes no bit.
-pub(crate) fn identity(checkpoint: &Checkpoint, config: &Config, plan: &Plan, computing: &str) -> String {
-    let mut config = config.clone();
+pub(crate) fn identity(blueprint: &Blueprint) -> String {
+    let Blueprint { checkpoint, plan, computing, .. } = blueprint;
+    let mut config = blueprint.config.clone();
     config.adapter_room = fornax_model::AdapterRoom::default();
     let KvSpec { groups, dtype } = &plan.kv;
     let groups: Vec<_> = groups.iter().map(|group| (group.layers, group.kind, group.window)).collect();
     let build = (env!("CARGO_PKG_VERSION"), option_env!("FORNAX_COMMIT"), std::env::consts::ARCH);
     let weights = weights(checkpoint);
-    format!("{build:?} {computing} {weights} {:?} {groups:?} {dtype} {config:?}", plan.stored)
+    let images = blueprint.reading.as_ref().map_or_else(|_| String::new(), Reading::told);
+    format!("{build:?} {computing} {weights} {:?} {groups:?} {dtype} {config:?} {images}", plan.stored)
 }
 
 /// The weights in a few bytes: of every tensor its name, type and shape and what it holds at its beginning, in its
@@ -105,14 +108,16 @@ fn weights(checkpoint: &Checkpoint) -> String {
             }
         }
     };
-    let files = match checkpoint {
+    let files: Vec<_> = match checkpoint {
         Checkpoint::Gguf(gguf) => {
-            gguf.tensors().for_each(&mut look);
-            gguf.files()
+            // What reads images may lie in a file of its own.
+            let all = || std::iter::once(gguf).chain(gguf.beside());
+            all().flat_map(Gguf::tensors).for_each(&mut look);
+            all().flat_map(Gguf::files).collect()
         }
         Checkpoint::HuggingFace(model) => {
             model.weights().tensors().for_each(&mut look);
-            model.weights().files()
+            model.weights().files().iter().collect()
         }
     };
     for file in files {

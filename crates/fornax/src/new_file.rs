@@ -103,6 +103,8 @@ impl<'a> NewFile<'a> {
 
     /// Gives the file its name, and says how large it is.
     pub(crate) fn finish(self) -> Result<u64, Error> {
+        // The file has its whole length from the start, so what is missing would be zeros.
+        assert_eq!(self.written, self.total, "every planned byte is written");
         let (out, written) = (self.out, self.written);
         let wrong = |reason: io::Error| Error::from(NewFileError::Write { path: out.to_owned(), reason });
         let file = self.to.into_inner().map_err(|error| wrong(error.into_error()))?;

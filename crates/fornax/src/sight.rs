@@ -88,6 +88,11 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
+    /// All that what becomes of a picture depends on.
+    pub(crate) fn told(&self) -> String {
+        format!("{:?} {:?}", self.tower, self.processor)
+    }
+
     /// `None` where the files have nothing that reads pictures.
     pub(crate) fn of(
         checkpoint: &Checkpoint,

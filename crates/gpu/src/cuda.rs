@@ -429,6 +429,10 @@ impl Memory for Cuda {
     fn upload_heads(&self, parts: &[Part<'_>], heads: usize) -> Result<Weight, Error> {
         land(parts, Content::Values, |parts| {
             let weight = self.weight(parts)?;
+            if weight.parts.iter().any(|part| part.format.takes_floats8()) {
+                let what = format!("tensor {}: products of heads times 8-bit floats", parts[0].view.name);
+                return Err(Error::Unsupported { what, backend: self.device.name() });
+            }
             self.programs_of_heads(&weight, heads).into_iter().for_each(|key| self.programs.prepare(key));
             self.fill(weight, parts)
         })

@@ -553,25 +553,33 @@ impl Models {
 
     /// Unloads a model as soon as nobody uses it, if that is within so long; whether it is unloaded. The next request
     /// wakes it.
-    pub(crate) async fn put_to_sleep(&self, index: usize, patience: Duration) -> bool {
-        let slot = &self.slots[index];
-        let sleeping = async {
+    pub(crate) async fn put_to_sleep(self: &Arc<Models>, index: usize, patience: Duration) -> bool {
+        let end = tokio::time::Instant::now() + patience;
+        let models = Arc::clone(self);
+        // A task of its own: what has begun to be unloaded is unloaded to the end, however long that takes and whatever
+        // becomes of the caller.
+        let sleeping = tokio::spawn(async move {
+            let slot = &models.slots[index];
             loop {
                 // Asked for before anything is looked at, so that no end of a use is missed.
-                let mut told = pin!(self.idle.notified());
+                let mut told = pin!(models.idle.notified());
                 told.as_mut().enable();
                 {
-                    let _turn = self.turn.lock().await;
-                    self.unload(index, Duration::ZERO).await;
+                    let Ok(_turn) = tokio::time::timeout_at(end, models.turn.lock()).await else {
+                        return false;
+                    };
+                    models.unload(index, Duration::ZERO).await;
                     if slot.loaded().is_none() {
                         slot.asleep.store(true, Ordering::Relaxed);
-                        return;
+                        return true;
                     }
                 }
-                told.await;
+                if tokio::time::timeout_at(end, told).await.is_err() {
+                    return false;
+                }
             }
-        };
-        tokio::time::timeout(patience, sleeping).await.is_ok()
+        });
+        sleeping.await.unwrap_or(false)
     }
 
     /// Unloads what has not been used for so long, for ever.

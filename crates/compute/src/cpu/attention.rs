@@ -1,8 +1,8 @@
 //! Attention over pages, and the writing of pages.
 //!
 //! A unit of work is a few consecutive tokens of one sequence and one K/V head with all query heads that share it, so
-//! that a page is read once for all of them; where that makes fewer units than threads, with some of those heads. Each (token, query head) keeps a running softmax over the pages in
-//! order. A page is a block of keys aligned to absolute positions, and what a query sees of it depends on the query's
+//! that a page is read once for all of them; where that makes fewer units than threads, with some of those heads. Each
+//! (token, query head) keeps a running softmax over the pages in order. A page is a block of keys aligned to absolute positions, and what a query sees of it depends on the query's
 //! position alone: so a token's result is the same bits whichever tokens are computed beside it.
 //!
 //! Keys lie in a page as (dim, token), values as (token, dim). So neither product adds lanes of a register: scores have

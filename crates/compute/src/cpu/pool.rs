@@ -23,7 +23,7 @@ use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
@@ -210,7 +210,7 @@ impl Pool {
         if width <= 1 {
             return (0..items).for_each(|item| body(0, item));
         }
-        // Every so manyth item: the first ones of all shares are the first ones of all.
+        // Shares alternate, item by item: the first ones of all shares are the first ones of all.
         let taking = Taking { shared: &self.shared, tag: self.next_tag(), width };
         self.run(width, &|thread| {
             taking.all(
@@ -253,7 +253,7 @@ impl Pool {
         let erased = unsafe { std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task) };
         // SAFETY: no region is open and nobody is inside, so nobody reads it.
         unsafe { *signal.task.get() = Some(erased) };
-        signal.width.store(width, Relaxed);
+        signal.width.store(width, Release);
         let open = signal.state.load(Relaxed) + 1;
         signal.state.store(open, SeqCst);
         self.wake(width);
@@ -310,7 +310,7 @@ impl Shared {
         loop {
             let new = || {
                 let state = signal.state.load(SeqCst);
-                let mine = state % 2 == 1 && state != seen && index < signal.width.load(Relaxed);
+                let mine = state % 2 == 1 && state != seen && index < signal.width.load(Acquire);
                 mine.then_some(state)
             };
             self.wait(index, || (), || self.stop.load(SeqCst) || new().is_some());

@@ -38,6 +38,8 @@ impl Serving {
     fn start_logging(folder: &Path, args: &[&str], log: Stdio) -> Serving {
         let (keys, stderr) = (folder.join("keys"), folder.join("log"));
         std::fs::write(&keys, format!("{KEY} adapters")).unwrap();
+        // A secret that everybody may read is warned of.
+        std::fs::set_permissions(&keys, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         let mut child = command(&cache())
             .args(["serve", "smollm2", "--port", "0", "--device", "cpu", "--api-key-file"])
             .arg(&keys)

@@ -206,9 +206,12 @@ def ollama_knows_models():
     assert [part.status for part in llama.pull(model, stream=True)] == ["pulling manifest", "success"]
     refused = {
         "no such model": [lambda: llama.chat(model="another", messages=ASK), lambda: llama.pull("another")],
-        "not copied": [lambda: llama.copy(model, "another")],
-        "not deleted": [lambda: llama.delete(model)],
-        "not made": [lambda: llama.create(model="another", from_=model)],
+        # What this key may not do.
+        "may not make or delete models": [
+            lambda: llama.copy(model, "another"),
+            lambda: llama.delete(model),
+            lambda: llama.create(model="another", from_=model),
+        ],
         "no tokens to ask for": [lambda: llama.generate(model=model, prompt="def f(", suffix="return a")],
     }
     for reason, asks in refused.items():

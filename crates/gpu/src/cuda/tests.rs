@@ -463,7 +463,7 @@ fn latent_attention_is_compiled_ahead_and_spread_by_what_there_is() {
         // Heads in groups of what a block takes, and neighbouring tokens beside each other.
         let [one, many] = match query {
             128 => [[2, 1, 1], [2, 40, 1]],
-            20 => [[1, 1, 1], [1, 40, 1]],
+            20 => [[1, 1, 1], [1, 14, 1]],
             3 => [[1, 1, 1], [1, 2, 1]],
             _ => [[16, 1, 1], [16, 40, 1]],
         };

@@ -510,8 +510,9 @@ mod tests {
                 assert!(Plan::mma(heads, dtype, wanted, small).is_some(), "{dtype} {wanted}");
             }
             let most = Plan::mma(heads, dtype, 128, hopper).unwrap();
-            let rows = if dtype == KvDType::BF16 { 32 } else { 64 };
-            assert!(most.rows == rows && most.stages >= 2, "{dtype}: {most:?}");
+            // In bf16 a query lies in two parts, which leave room for one stage.
+            let stages = if dtype == KvDType::BF16 { 1 } else { 2 };
+            assert!(most.rows == 64 && most.stages >= stages, "{dtype}: {most:?}");
         }
         let few = |query| Plan::mma(heads, KvDType::F16, query, hopper).unwrap().rows;
         assert_eq!([1, 16, 17, 32, 33, 64, 65].map(few), [16, 16, 32, 32, 64, 64, 64]);

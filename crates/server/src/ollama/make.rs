@@ -191,7 +191,10 @@ pub(crate) async fn delete(
     let name = body.model.as_ref().or(body.name.as_ref());
     let name = name.ok_or_else(|| ApiError::fault(Fault::rule("model", "is required")))?;
     let _turn = app.models.making.lock().await;
-    let Some(made) = app.models.named(Some(untagged(name)))?.made else {
+    // What it was made of may be gone.
+    let made = app.models.made().iter().find(|made| made.told.name == untagged(name)).cloned();
+    let Some(made) = made else {
+        app.models.named(Some(untagged(name)))?;
         let rule =
             "must be a model that was made by /api/create or /api/copy; others stay while the server runs";
         return Err(ApiError::fault(Fault::rule("model", rule)));
